@@ -1,0 +1,53 @@
+"""Scantling: one card describes a Transformer; from it come its parts, exact numbers, shapes, model and text."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scantling.assembly import assemble
+    from scantling.cards import Card, card
+    from scantling.errors import ScantlingError, ScantlingInputError
+    from scantling.model import Model, load
+    from scantling.parts.part import Part, Step, Workload
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Card": "scantling.cards",
+    "Model": "scantling.model",
+    "Part": "scantling.parts.part",
+    "ScantlingError": "scantling.errors",
+    "ScantlingInputError": "scantling.errors",
+    "Step": "scantling.parts.part",
+    "Workload": "scantling.parts.part",
+    "assemble": "scantling.assembly",
+    "card": "scantling.cards",
+    "load": "scantling.model",
+}
+
+__all__ = [
+    "Card",
+    "Model",
+    "Part",
+    "ScantlingError",
+    "ScantlingInputError",
+    "Step",
+    "Workload",
+    "assemble",
+    "card",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'scantling' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,61 @@
+"""Cards: reading, the presets, and the one function that turns any card-like argument into a Card."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from scantling.cards.read import read_file, read_text, to_yaml
+from scantling.cards.schema import Card
+from scantling.errors import ScantlingInputError, nearest
+
+ALIASES = {
+    "gpt2-small": "gpt2",
+    "gpt3": "gpt3-175b",
+    "mistral-7b": "mistral-7b-v0.1",
+    "mixtral-8x7b": "mixtral-8x7b-v0.1",
+}
+"""Plain names of presets."""
+
+
+def presets() -> list[str]:
+    """Names of all presets, sorted."""
+    folder = files("scantling.cards").joinpath("presets")
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def is_preset(name: str) -> bool:
+    """Whether `name` is a preset or an alias of one."""
+    return ALIASES.get(name, name) in presets()
+
+
+def preset(name: str) -> Card:
+    """The preset of that name or alias.
+
+    Raises:
+        ScantlingInputError: no such preset; the message names the nearest.
+    """
+    known = presets()
+    full = ALIASES.get(name, name)
+    if full not in known:
+        raise ScantlingInputError(
+            f"no preset {name!r}{nearest(name, [*known, *ALIASES])} (`scantling cards` lists them)"
+        )
+    return read_text(
+        files("scantling.cards").joinpath("presets", f"{full}.yaml").read_text("utf-8"), f"preset {full!r}"
+    )
+
+
+def card(name_or_path: str | Path) -> Card:
+    """A card by preset name, alias, or path of a ``.yaml`` file.
+
+    Raises:
+        ScantlingInputError: no such preset or file, or the file is not a card.
+    """
+    text = str(name_or_path)
+    if text.endswith((".yaml", ".yml")):
+        return read_file(Path(text))
+    return preset(text)
+
+
+__all__ = ["ALIASES", "Card", "card", "is_preset", "preset", "presets", "read_file", "read_text", "to_yaml"]

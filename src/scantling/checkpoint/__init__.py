@@ -1,0 +1,1 @@
+"""Checkpoint files: what they hold, and whether what they say is true."""

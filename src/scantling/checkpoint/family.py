@@ -1,0 +1,32 @@
+"""What a checkpoint family says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scantling.cards import Card
+from scantling.checkpoint.config_keys import Keys
+from scantling.checkpoint.names import Row
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of checkpoints.
+
+    Attributes:
+        card: the sections of the card, from the config's keys; it takes every key it understands.
+        rows: the table of names for a card.
+        prefix: name of the base model, which some files leave out.
+        ignored: patterns of tensor names, without the prefix, that carry no weights.
+        irrelevant: config keys that change neither sizes nor results.
+        tied_by_default: when the config does not say.
+    """
+
+    card: Callable[[Keys], dict[str, Any]]
+    rows: Callable[[Card], Sequence[Row]]
+    prefix: str
+    ignored: Sequence[str] = ()
+    irrelevant: frozenset[str] = frozenset()
+    tied_by_default: bool = True

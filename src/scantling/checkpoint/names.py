@@ -1,0 +1,198 @@
+"""Foreign tensor names and ours: rows of an invertible table, so that one table loads and saves."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from scantling.errors import ScantlingInputError
+
+Shape = tuple[int, ...]
+
+
+class Transform:
+    """An invertible change of layout between their tensors and ours. This one changes nothing."""
+
+    def load(self, theirs: Sequence[Any], shapes: Sequence[Shape]) -> list[Any]:
+        """Our tensors, of `shapes`, from theirs."""
+        return list(theirs)
+
+    def save(self, ours: Sequence[Any]) -> list[Any]:
+        """Their tensors from ours."""
+        return list(ours)
+
+    def saved_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        """Shapes of their tensors, from ours."""
+        return list(ours)
+
+
+@dataclass(frozen=True)
+class Transpose(Transform):
+    """Theirs are stored (d_in, d_out), as GPT-2's Conv1D does; vectors stay."""
+
+    def load(self, theirs: Sequence[Any], shapes: Sequence[Shape]) -> list[Any]:
+        return [x.t() if x.dim() == 2 else x for x in theirs]
+
+    def save(self, ours: Sequence[Any]) -> list[Any]:
+        return self.load(ours, ())
+
+    def saved_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        return [shape[::-1] for shape in ours]
+
+
+@dataclass(frozen=True)
+class Split(Transform):
+    """Theirs is one tensor, ours are its consecutive rows; `inner` is applied to theirs first."""
+
+    inner: Transform = field(default_factory=Transform)
+
+    def load(self, theirs: Sequence[Any], shapes: Sequence[Shape]) -> list[Any]:
+        (whole,) = self.inner.load(theirs, ())
+        return list(whole.split([shape[0] for shape in shapes], 0))
+
+    def save(self, ours: Sequence[Any]) -> list[Any]:
+        import torch
+
+        return self.inner.save([torch.cat(list(ours), 0)])
+
+    def saved_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        return self.inner.saved_shapes([(sum(shape[0] for shape in ours), *ours[0][1:])])
+
+
+@dataclass(frozen=True)
+class Stack(Transform):
+    """Theirs are many equal tensors, ours is one with a new first axis: the experts."""
+
+    def load(self, theirs: Sequence[Any], shapes: Sequence[Shape]) -> list[Any]:
+        import torch
+
+        return [torch.stack(list(theirs))]
+
+    def save(self, ours: Sequence[Any]) -> list[Any]:
+        return list(ours[0].unbind(0))
+
+    def saved_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        return [ours[0][1:]] * ours[0][0]
+
+
+@dataclass(frozen=True)
+class Halves(Transform):
+    """Theirs keep the two channels of a rotated pair as neighbours, ours half a head apart (GGUF's llama layout)."""
+
+    n_heads: int
+
+    def load(self, theirs: Sequence[Any], shapes: Sequence[Shape]) -> list[Any]:
+        return [x.reshape(self.n_heads, -1, 2, *x.shape[1:]).transpose(1, 2).reshape(x.shape) for x in theirs]
+
+    def save(self, ours: Sequence[Any]) -> list[Any]:
+        return [x.reshape(self.n_heads, 2, -1, *x.shape[1:]).transpose(1, 2).reshape(x.shape) for x in ours]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: their names, our names, and what lies between.
+
+    Names may hold ``{i}`` (the layer) and, in theirs, ``{e}`` (the expert); the suffix ``.weight`` or ``.bias``
+    is added to both sides.
+    """
+
+    theirs: str
+    ours: str | tuple[str, ...]
+    transform: Transform = field(default_factory=Transform)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A row with every hole filled: tensors on both sides by their full names."""
+
+    theirs: tuple[str, ...]
+    ours: tuple[str, ...]
+    transform: Transform
+
+
+def links(rows: Sequence[Row], weights: Mapping[str, Shape]) -> list[Link]:
+    """The table written out for a model with these weights; rows for weights that it lacks are left out.
+
+    Raises:
+        AssertionError: a weight of the model stands in no row.
+    """
+    layers = 1 + max((int(m[1]) for name in weights if (m := re.search(r"blocks\.(\d+)\.", name))), default=-1)
+    out = list(_written_out(rows, weights, layers))
+    covered = {name for link in out for name in link.ours}
+    missing = [name for name in weights if name not in covered]
+    assert not missing, f"no row for {missing}"
+    return out
+
+
+def _written_out(rows: Sequence[Row], weights: Mapping[str, Shape], layers: int) -> Iterator[Link]:
+    for row in rows:
+        bases = (row.ours,) if isinstance(row.ours, str) else row.ours
+        for i in range(layers) if "{i}" in row.theirs else [0]:
+            for suffix in (".weight", ".bias"):
+                ours = tuple(base.replace("{i}", str(i)) + suffix for base in bases)
+                if not all(name in weights for name in ours):
+                    continue
+                stem = row.theirs.replace("{i}", str(i)) + suffix
+                experts = weights[ours[0]][0] if "{e}" in stem else 0
+                theirs = tuple(stem.replace("{e}", str(e)) for e in range(experts)) if experts else (stem,)
+                yield Link(theirs, ours, row.transform)
+
+
+def foreign_shapes(table: Sequence[Link], weights: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Every tensor that the checkpoint of this model has: their name and shape."""
+    shapes: dict[str, Shape] = {}
+    for link in table:
+        shapes |= zip(link.theirs, link.transform.saved_shapes([weights[name] for name in link.ours]), strict=True)
+    return shapes
+
+
+WRAPPERS = ("_orig_mod.", "module.")
+"""Prefixes that torch.compile and DistributedDataParallel leave on names."""
+
+
+def match(
+    found: Mapping[str, Shape], wanted: Mapping[str, Shape], prefix: str, ignored: Sequence[str], where: str
+) -> tuple[dict[str, str], list[str]]:
+    """Which tensor of the file is which of the table.
+
+    Args:
+        found, wanted: names and shapes in the file and in the table.
+        prefix: the base model's name, which some files leave out.
+        ignored: patterns of names that carry no weights.
+
+    Returns:
+        (table name -> file name, names in the file that the table does not know).
+
+    Raises:
+        ScantlingInputError: a tensor is missing or has another shape.
+    """
+    names: dict[str, str] = {}
+    extra: list[str] = []
+    for name in found:
+        bare = name
+        while wrapper := next((w for w in WRAPPERS if bare.startswith(w)), None):
+            bare = bare[len(wrapper) :]
+        full = bare if bare in wanted else prefix + bare
+        if full in wanted:
+            names[full] = name
+        elif not any(re.fullmatch(pattern, bare.removeprefix(prefix)) for pattern in ignored):
+            extra.append(name)
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        unknown = f"; the file has {extra[0]!r}, which the model does not know" if extra else ""
+        raise ScantlingInputError(f"{where}: tensor {missing[0]!r}{more} is missing{unknown}")
+    for full, name in names.items():
+        if tuple(found[name]) != tuple(wanted[full]):
+            raise ScantlingInputError(
+                f"{where}: tensor {name!r} has shape {list(found[name])} and the config asks for {list(wanted[full])}"
+            )
+    return names, extra
+
+
+def elements(shapes: Mapping[str, Shape]) -> int:
+    """Numbers in all tensors together."""
+    return sum(math.prod(shape) for shape in shapes.values())

@@ -1,0 +1,65 @@
+"""`scantling flops`."""
+
+from __future__ import annotations
+
+import click
+
+from scantling.assembly import assemble
+from scantling.checkpoint.find import card_of
+from scantling.cli import show
+from scantling.numbers.flops import flops
+from scantling.parts.part import Workload
+from scantling.units import flops_text
+
+
+@click.command()
+@click.argument("model")
+@show.workload_options()
+@show.revision_option
+@show.json_option
+def command(model: str, batch: int, tokens: int | None, past: int, revision: str | None, as_json: bool) -> None:
+    """FLOPs of one pass: per component, full and causal, forward and training, the 2N / 6N rule beside them.
+
+    2 per multiply-add, matrix products only: norms, softmax, activations and lookups are not counted.
+    """
+    card = card_of(model, revision=revision)
+    parts = assemble(card)
+    w = Workload(batch=batch, tokens=tokens or card.context, past=past)
+    f = flops(parts, w)
+    if as_json:
+        show.emit(
+            {
+                "name": card.name,
+                "batch": w.batch,
+                "tokens": w.tokens,
+                "past": w.past,
+                "forward_flops": f.forward,
+                "forward_flops_causal": f.forward_visible,
+                "training_flops": f.training,
+                "training_flops_causal": f.training_visible,
+                "by_part": f.by_part,
+                "attention_share": f.attention_share,
+                "attention_share_of_total": f.attention_share_of_total,
+                "attention_half_at_tokens": f.crossover,
+                "rule_2n": f.rule_2n,
+                "rule_6n": f.rule_6n,
+            }
+        )
+        return
+    n = w.batch * w.tokens
+    show.say(f"{card.name}, B {w.batch}, T {w.tokens:,}, P {w.past:,}: {flops_text(f.forward)} forward")
+    show.say()
+    rows = [(name, value, value // n, f"{100 * value / f.forward:.2f} %") for name, value in f.by_part.items()]
+    show.table(("part (full square)", "forward FLOPs", "per token", "share"), rows)
+    totals = [
+        ("forward, full T x S square", f.forward, f.forward / n),
+        ("forward, only visible pairs (causal, window)", f.forward_visible, f.forward_visible / n),
+        ("rule 2N (N active, tables included)", f.rule_2n, f.rule_2n / n),
+        ("training (forward + 2x backward), full square", f.training, f.training / n),
+        ("training, only visible pairs", f.training_visible, f.training_visible / n),
+        ("rule 6N", f.rule_6n, f.rule_6n / n),
+    ]
+    show.table(("convention", "FLOPs", "per token"), [(what, value, round(each)) for what, value, each in totals])
+    share = f"{100 * f.attention_share:.1f} % of the blocks, {100 * f.attention_share_of_total:.1f} % of the total"
+    half = f"; half of the blocks from T = {f.crossover:,}" if f.crossover else ""
+    show.say(f"attention (scores and mix, full square): {share}{half}")

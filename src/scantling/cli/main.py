@@ -1,0 +1,94 @@
+"""The entry point: verbs are imported when they are called, and every error of a user is one sentence."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+import click
+
+from scantling.errors import ScantlingError, nearest
+
+VERBS = {
+    "card": "print a model's card as YAML",
+    "cards": "list the presets",
+    "count": "exact parameters",
+    "flops": "FLOPs per component and convention",
+    "generate": "continue a prompt",
+    "memory": "weights, cache, logits, scores, in bytes",
+    "parts": "the exploded parts list",
+    "tokenize": "text to token ids",
+    "trace": "every step of a pass, shape by shape",
+    "verify": "predicted, built and counted, side by side",
+}
+
+
+class Verbs(click.Group):
+    """Commands in `scantling.cli.VERB`, each loaded only when it is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = import_module(f"scantling.cli.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in VERBS:
+            ctx.fail(f"no command {args[0]!r}{nearest(args[0], VERBS)}; known: {', '.join(VERBS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="scantling", message="%(prog)s %(version)s")
+def scantling() -> None:
+    """One card describes a Transformer; from it come its parts, exact numbers, shapes, model and text.
+
+    MODEL is a preset (`scantling cards`), a card (.yaml), a folder with config.json, a .safetensors or .gguf file,
+    or a hub id.
+    """
+
+
+def main() -> None:
+    """Run a command. Exit status 0 fine, 1 a finding, 2 wrong usage or bad input."""
+    sys.exit(_run(sys.argv[1:]))
+
+
+def _run(args: list[str]) -> int:
+    try:
+        result = scantling.main(args, prog_name="scantling", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else error.format_message())
+        return 0
+    except click.ClickException as error:
+        usage = f" (see `{error.ctx.command_path} --help`)" if isinstance(error, click.UsageError) and error.ctx else ""
+        return _fail(error.format_message().rstrip(".") + usage)
+    except ScantlingError as error:
+        return _fail(str(error))
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return 130
+    except BrokenPipeError:
+        # The reader is gone; what is left in the buffer has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _fail(message: str) -> int:
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    return 2
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""`scantling memory`."""
+
+from __future__ import annotations
+
+import click
+
+from scantling.assembly import assemble
+from scantling.checkpoint.find import card_of
+from scantling.cli import show
+from scantling.numbers.memory import memory
+from scantling.parts.part import Workload
+from scantling.units import bytes_text, dtype_name
+
+
+@click.command()
+@click.argument("model")
+@show.workload_options()
+@click.option("--dtype", default="bfloat16", help="Of the weights.", show_default=True)
+@click.option("--cache-dtype", default="bfloat16", help="Of keys and values.", show_default=True)
+@show.revision_option
+@show.json_option
+def command(
+    model: str,
+    batch: int,
+    tokens: int | None,
+    past: int,
+    dtype: str,
+    cache_dtype: str,
+    revision: str | None,
+    as_json: bool,
+) -> None:
+    """Memory of inference, line by line: weights, KV cache, logits, and the score matrix that a fused kernel avoids."""
+    card = card_of(model, revision=revision)
+    weights, cache = dtype_name(dtype), dtype_name(cache_dtype)
+    w = Workload(batch=batch, tokens=tokens or card.context, past=past)
+    m = memory(assemble(card), w, weights, cache)
+    if as_json:
+        show.emit(
+            {
+                "name": card.name,
+                "batch": w.batch,
+                "tokens": w.tokens,
+                "past": w.past,
+                "dtype": weights,
+                "cache_dtype": cache,
+                "weights_bytes": m.weights,
+                "kv_cache_bytes_per_token": m.kv_per_token,
+                "kv_cache_bytes": m.kv,
+                "logits_bytes": m.logits,
+                "scores_bytes": m.scores,
+                "total_bytes": m.total,
+            }
+        )
+        return
+    show.say(f"{card.name}, B {w.batch}, T {w.tokens:,}, P {w.past:,}")
+    show.say()
+    rows = [
+        (f"weights, {weights}", m.weights, bytes_text(m.weights)),
+        (f"KV cache, {cache}, {w.batch} x {w.keys:,} positions", m.kv, bytes_text(m.kv)),
+        ("logits of every position, float32", m.logits, bytes_text(m.logits)),
+        ("total with a fused kernel", m.total, bytes_text(m.total)),
+        ("one position of one row in the cache", m.kv_per_token, bytes_text(m.kv_per_token)),
+        (f"scores of one layer, {weights}, if a kernel stores them", m.scores, bytes_text(m.scores)),
+    ]
+    show.table(("what", "bytes", ""), rows)

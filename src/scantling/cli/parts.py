@@ -1,0 +1,31 @@
+"""`scantling parts`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from scantling.assembly import assemble
+from scantling.checkpoint.find import card_of
+from scantling.cli import show
+from scantling.parts.part import Workload, total
+
+
+@click.command()
+@click.argument("model")
+@show.workload_options(tokens=1, past=False)
+@show.revision_option
+@show.json_option
+def command(model: str, batch: int, tokens: int, revision: str | None, as_json: bool) -> None:
+    """The exploded parts list of MODEL: component, formula, output shape, parameters, repeats, and why it is there."""
+    parts = assemble(card_of(model, revision=revision))
+    w = Workload(batch=batch, tokens=tokens)
+    steps = list(parts.steps(w))
+    if as_json:
+        keys = ("path", "op", "formula", "shape", "params", "repeat", "note")
+        show.emit({"parts": [{key: asdict(step)[key] for key in keys} for step in steps], "total_params": parts.params})
+        return
+    rows = [(s.path, s.op, s.formula, s.shape, s.params or None, s.repeat, s.note) for s in steps]
+    show.table(("path", "part", "formula", "output", "parameters", "repeat", "why"), rows)
+    show.say(f"total: {total(steps, 'params'):,} parameters")

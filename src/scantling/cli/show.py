@@ -1,0 +1,90 @@
+"""What every command shares: its options, its tables, its JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON: plain integers, bytes, seconds.")
+revision_option = click.option("--revision", metavar="REV", help="Branch, tag or commit of a hub id.")
+seed_option = click.option("--seed", type=int, help="Of the random numbers; default: new ones each time.")
+
+
+def workload_options(tokens: int | None = None, past: bool = True) -> Callable[[F], F]:
+    """--batch, --tokens and --past; `tokens` is the default length, None makes it the model's context."""
+
+    def add(command: F) -> F:
+        shown = "the model's context" if tokens is None else str(tokens)
+        if past:
+            command = click.option(
+                "--past",
+                type=click.IntRange(0, 2**40),
+                default=0,
+                help="Positions already in the cache (P).",
+                show_default=True,
+            )(command)
+        command = click.option(
+            "--tokens",
+            type=click.IntRange(1, 2**40),
+            default=tokens,
+            help=f"New tokens per row (T). [default: {shown}]",
+        )(command)
+        return click.option("--batch", type=click.IntRange(1, 2**40), default=1, help="Rows (B).", show_default=True)(
+            command
+        )
+
+    return add
+
+
+def emit(data: Any) -> None:
+    """JSON on standard output."""
+    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> None:
+    """A table on standard output: numbers to the right with thousands separated, text to the left.
+
+    On a terminal it fits the width; elsewhere each row is one line, however long.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    tty = sys.stdout.isatty()
+    console = Console(file=sys.stdout, width=None if tty else 4000, highlight=False, markup=False, emoji=False)
+    data = [list(row) for row in rows]
+    drawn = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    for i, name in enumerate(columns):
+        numeric = any(isinstance(row[i], int | float) for row in data)
+        drawn.add_column(name, justify="right" if numeric else "left", no_wrap=numeric or not tty, overflow="fold")
+    for row in data:
+        drawn.add_row(*(Text(_cell(value)) for value in row))
+    with console.capture() as captured:
+        console.print(drawn)
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()).strip("\n"))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(str, value))})"
+    return str(value)
+
+
+def say(text: str = "") -> None:
+    """A line on standard output."""
+    click.echo(text)

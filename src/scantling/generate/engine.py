@@ -1,0 +1,213 @@
+"""The decode loop: one pass over the prompt, then one position at a time over a preallocated cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from scantling.errors import ScantlingInputError
+from scantling.generate.sample import Sampling, choose
+from scantling.generate.stops import StopFilter
+from scantling.parts.part import Workload
+from scantling.tensor.cache import Cache
+from scantling.tensor.context import Context
+
+if TYPE_CHECKING:
+    from scantling.model import Model
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What was generated and what it took.
+
+    Attributes:
+        text: the new text, without the prompt.
+        ids: the new ids, end-of-text included where it came.
+        finish_reason: ``stop`` (end-of-text or a stop string) or ``length`` (the limit, or a full context).
+        prefill_seconds: the pass over the prompt and the choice of the first token.
+        decode_seconds: everything after the first token.
+        cache_bytes: allocated for keys and values.
+        limit: new tokens that were allowed, by the caller and by the context.
+    """
+
+    text: str
+    ids: list[int]
+    prompt_tokens: int
+    new_tokens: int
+    finish_reason: str
+    prefill_seconds: float
+    decode_seconds: float
+    cache_bytes: int
+    limit: int
+
+
+class Session:
+    """A cache and the positions that go with it, for B rows that advance together.
+
+    Attributes:
+        cache: holds `capacity` positions of every layer.
+    """
+
+    def __init__(self, model: Model, batch: int, capacity: int, kernel: str = "fused") -> None:
+        self.model, self.kernel = model, kernel
+        shapes = model.parts.named_state(Workload(batch=batch, tokens=capacity))
+        self.cache = Cache(shapes, model.dtype, model.device)
+        self.filled = 0
+        self._padding: Tensor | None = None
+        self._lengths: Tensor | None = None
+        self._capacity = capacity
+
+    def prefill(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """The prompt, ids (B, T), padded left where `attention_mask` is 0: logits (B, V) of the last position."""
+        positions = None
+        if attention_mask is not None and not bool(attention_mask.all()):
+            real = attention_mask.bool()
+            self._padding = real.new_ones(ids.shape[0], self._capacity)
+            self._padding[:, : ids.shape[1]] = real
+            positions = (real.long().cumsum(-1) - 1).clamp(min=0)
+            self._lengths = real.sum(-1, keepdim=True)
+        return self._pass(ids, positions)
+
+    def step(self, ids: Tensor) -> Tensor:
+        """One more token per row, ids (B): logits (B, V)."""
+        positions = None
+        if self._lengths is not None:
+            positions, self._lengths = self._lengths, self._lengths + 1
+        return self._pass(ids[:, None], positions)
+
+    def _pass(self, ids: Tensor, positions: Tensor | None) -> Tensor:
+        end = self.filled + ids.shape[1]
+        padding = None if self._padding is None else self._padding[:, :end]
+        ctx = Context.of(
+            ids, positions=positions, padding=padding, cache=self.cache, kernel_name=self.kernel, last_only=True
+        )
+        logits: Tensor = self.model.net(ids, ctx)[:, -1]
+        self.cache.advance(ids.shape[1])
+        self.filled = end
+        return logits
+
+
+def room(model: Model, prompt: int, max_new_tokens: int) -> int:
+    """New tokens that a prompt of that many tokens may have.
+
+    Raises:
+        ScantlingInputError: the prompt leaves no room in the context.
+    """
+    context = model.card.context
+    if prompt >= context:
+        raise ScantlingInputError(
+            f"the prompt has {prompt} tokens and the context holds {context}: at most {context - 1} leave room"
+        )
+    return min(max_new_tokens, context - prompt)
+
+
+def tokens(
+    model: Model, ids: Tensor, max_new_tokens: int, sampling: Sampling, attention_mask: Tensor | None = None
+) -> Iterator[tuple[Tensor, Session]]:
+    """New ids (B), one step at a time, with the session they come from; the first comes with the end of the prefill.
+
+    Raises:
+        ScantlingInputError: the prompt leaves no room in the context.
+    """
+    limit = room(model, ids.shape[1], max_new_tokens)
+    generator = sampling.generator()
+    known = model.card.vocab_size if model.tokenizer is None else model.tokenizer.vocab_size
+    session = Session(model, ids.shape[0], ids.shape[1] + limit)
+    logits = session.prefill(ids, attention_mask)
+    for i in range(limit):
+        # Rows of the table past the tokenizer's last id stand for no token.
+        new = choose(logits[:, :known], sampling, generator)
+        yield new, session
+        if i + 1 < limit:
+            logits = session.step(new)
+
+
+def complete(
+    model: Model,
+    prompt: str | Sequence[int],
+    max_new_tokens: int,
+    sampling: Sampling,
+    *,
+    stop: Sequence[str] = (),
+    ignore_eos: bool = False,
+    show: Callable[[str], Any] | None = None,
+) -> Generation:
+    """Continue one prompt to text.
+
+    Args:
+        prompt: text, or ids that were encoded before.
+        stop: strings that end the text; they are not part of it.
+        show: called with each piece of text as soon as it is certain.
+
+    Raises:
+        ScantlingInputError: no tokenizer, an empty prompt, one that fills the context, or a limit below 1.
+    """
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise ScantlingInputError(
+            "the model has no tokenizer (no tokenizer.json beside its weights): give token ids instead of text"
+        )
+    if max_new_tokens < 1:
+        raise ScantlingInputError(f"max_new_tokens is {max_new_tokens}; at least 1 is needed")
+    encoded = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    if not encoded or prompt == "":
+        raise ScantlingInputError("the prompt is empty: at least one token is needed to go on from")
+    ids = model.ids(encoded)
+    limit = room(model, len(encoded), max_new_tokens)
+    eos = frozenset() if ignore_eos else tokenizer.eos_ids
+    stream, stops = tokenizer.stream(), StopFilter(stop)
+    new: list[int] = []
+    reason, cache_bytes = "length", 0
+    start = first = time.perf_counter()
+    with torch.inference_mode():
+        for step, session in tokens(model, ids, max_new_tokens, sampling):
+            token = int(step)
+            if not new:
+                first, cache_bytes = time.perf_counter(), session.cache.nbytes
+            new.append(token)
+            if token in eos:
+                reason = "stop"
+                break
+            piece = stops.push(stream.push(token))
+            if piece and show:
+                show(piece)
+            if stops.hit:
+                reason = "stop"
+                break
+    tail = stops.finish(stream.flush())
+    if tail and show:
+        show(tail)
+    if stops.hit:
+        reason = "stop"
+    end = time.perf_counter()
+    return Generation(stops.text, new, len(encoded), len(new), reason, first - start, end - first, cache_bytes, limit)
+
+
+def continue_ids(
+    model: Model, ids: Tensor, max_new_tokens: int, sampling: Sampling, attention_mask: Any, ignore_eos: bool
+) -> Tensor:
+    """Whole rows (B, T + new) for prompts (B, T); a row that ended goes on with its last id."""
+    mask = None if attention_mask is None else torch.as_tensor(attention_mask, device=ids.device)
+    if mask is not None and (mask.shape != ids.shape or not bool(mask[:, -1].all())):
+        raise ScantlingInputError("attention_mask must have the shape of the ids, with rows padded on the left")
+    if max_new_tokens < 0:
+        raise ScantlingInputError(f"max_new_tokens is {max_new_tokens}; at least 0 is needed")
+    if max_new_tokens == 0:
+        return ids
+    ends = [] if ignore_eos or model.tokenizer is None else sorted(model.tokenizer.eos_ids)
+    done = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
+    columns = [ids]
+    with torch.inference_mode():
+        for new, _ in tokens(model, ids, max_new_tokens, sampling, mask):
+            new = torch.where(done, columns[-1][:, -1], new)
+            columns.append(new[:, None])
+            if ends:
+                done = done | torch.isin(new, torch.tensor(ends, device=ids.device))
+                if bool(done.all()):
+                    break
+    return torch.cat(columns, 1).clone()

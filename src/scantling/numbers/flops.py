@@ -1,0 +1,94 @@
+"""FLOPs: 2 per multiply-add, matrix products only; norms, softmax, activations and lookups are not counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from scantling.parts.part import Step, Workload, total
+from scantling.parts.transformer import Transformer
+
+BACKWARD = 2
+"""The backward pass computes two products for each one forward: by the input and by the weight (or by q and by k)."""
+
+
+@dataclass(frozen=True)
+class Flops:
+    """FLOPs of one pass.
+
+    Attributes:
+        forward: attention over the full T x S square, as a kernel without a causal shortcut computes it.
+        forward_visible: attention over the pairs that are seen (causal, window): the least a kernel must do.
+        by_part: forward, by heading: attention projections, attention scores and mix, mlp, experts, router, head.
+        attention_share: scores and mix over all of the blocks' FLOPs (full square, no head).
+        attention_share_of_total: scores and mix over all FLOPs.
+        rule_2n: 2 N per token, N the active parameters, embedding and position tables included.
+        crossover: length T at which scores and mix pass half of the blocks' FLOPs, None without blocks.
+    """
+
+    forward: int
+    forward_visible: int
+    by_part: dict[str, int]
+    attention_share: float
+    attention_share_of_total: float
+    rule_2n: int
+    crossover: int | None
+
+    @property
+    def training(self) -> int:
+        """Forward and backward: three times the forward."""
+        return self.forward * (1 + BACKWARD)
+
+    @property
+    def training_visible(self) -> int:
+        """The same over the pairs that are seen."""
+        return self.forward_visible * (1 + BACKWARD)
+
+    @property
+    def rule_6n(self) -> int:
+        """6 N per token."""
+        return 3 * self.rule_2n
+
+
+def flops(model: Transformer, w: Workload) -> Flops:
+    """FLOPs of one pass over `w`."""
+    steps = list(model.steps(w))
+    by_part = _by_part(model, steps)
+    forward = total(steps, "flops")
+    mix = by_part.get("scores and mix", 0)
+    blocks = forward - by_part.get("head", 0)
+    return Flops(
+        forward=forward,
+        forward_visible=total(steps, "flops_visible"),
+        by_part=by_part,
+        attention_share=mix / blocks if blocks else 0.0,
+        attention_share_of_total=mix / forward if forward else 0.0,
+        rule_2n=2 * model.active_params * w.batch * w.tokens,
+        crossover=_crossover(model),
+    )
+
+
+def _by_part(model: Transformer, steps: list[Step]) -> dict[str, int]:
+    roles = {path: role for path, _, role in model.walk()}
+    sums: Counter[str] = Counter()
+    for step in steps:
+        path, _, point = step.path.partition(":")
+        role = roles[path]
+        if role == "attention":
+            role = "scores and mix" if point else "attention projections"
+        sums[role] += step.flops * step.repeat
+    return {role: n for role, n in sums.items() if n}
+
+
+def _crossover(model: Transformer) -> int | None:
+    """Per token, scores and mix grow linearly with T and the rest of the blocks is constant: the T where they meet."""
+    one = list(model.steps(Workload(batch=1, tokens=1)))
+    by_part = _by_part(model, one)
+    mix = by_part.get("scores and mix", 0)
+    rest = sum(n for role, n in by_part.items() if role not in ("scores and mix", "head"))
+    return -(-rest // mix) if mix else None
+
+
+def per_token(model: Transformer, past: int) -> int:
+    """FLOPs of one decoded token that reads `past` cached positions and itself."""
+    return total(model.steps(replace(Workload(), past=past)), "flops")

@@ -1,0 +1,52 @@
+"""Memory of inference: weights, cache, logits, and the score matrix that a fused kernel avoids, in bytes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from scantling.parts.part import Workload
+from scantling.parts.transformer import Transformer
+from scantling.units import DTYPE_BYTES
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes by line.
+
+    Attributes:
+        weights: every parameter in its dtype.
+        kv_per_token: of one position of one row, all layers.
+        kv: keys and values of B rows of P + T positions.
+        logits: (B, T, V) in float32, if all are kept; chunked cross-entropy and decoding do not.
+        scores: (B, H, T, S) of one layer, the largest, if a kernel stores them; a fused kernel does not.
+    """
+
+    weights: int
+    kv_per_token: int
+    kv: int
+    logits: int
+    scores: int
+
+    @property
+    def total(self) -> int:
+        """Weights, cache and logits: what a fused kernel needs beside its working space."""
+        return self.weights + self.kv + self.logits
+
+
+def memory(model: Transformer, w: Workload, dtype: str, cache_dtype: str) -> Memory:
+    """Bytes for `w` with weights in `dtype` and the cache in `cache_dtype`."""
+    reference = [*model.steps(replace(w, kernel="reference"))]
+    scores = max((s.numel for s in reference if s.path.endswith(":scores")), default=0)
+    logits = w.batch * w.tokens * model.head.vocab_size
+    return Memory(
+        weights=model.params * DTYPE_BYTES[dtype],
+        kv_per_token=_state(model, Workload()) * DTYPE_BYTES[cache_dtype],
+        kv=_state(model, w) * DTYPE_BYTES[cache_dtype],
+        logits=logits * DTYPE_BYTES["float32"],
+        scores=scores * DTYPE_BYTES[dtype],
+    )
+
+
+def _state(model: Transformer, w: Workload) -> int:
+    return sum(math.prod(shape) for shape in model.named_state(w).values())

@@ -1,0 +1,124 @@
+"""The leaves: parts that own weights and are torch's own modules when built."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from scantling.parts.part import Part, Shape, Step, Workload
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Linear(Part):
+    """A matrix product with an optional shift: (..., d_in) -> (..., d_out)."""
+
+    d_in: int
+    d_out: int
+    bias: bool = False
+
+    def weights(self) -> Mapping[str, Shape]:
+        matrix = {"weight": (self.d_out, self.d_in)}
+        return matrix | {"bias": (self.d_out,)} if self.bias else matrix
+
+    def steps(self, w: Workload) -> Iterator[Step]:
+        flops = 2 * math.prod(w.rows) * self.d_in * self.d_out
+        formula = "x W^T + b" if self.bias else "x W^T"
+        yield Step("", "linear", (*w.rows, self.d_out), self.params, flops, flops, formula=formula)
+
+    def module(self, path: str) -> nn.Module:
+        from torch import nn
+
+        return nn.Linear(self.d_in, self.d_out, bias=self.bias)
+
+
+@dataclass(frozen=True)
+class GroupedLinear(Part):
+    """One linear map per expert, applied to rows sorted by expert: (R, d_in) -> (R, d_out)."""
+
+    n_experts: int
+    d_in: int
+    d_out: int
+    bias: bool = False
+
+    def weights(self) -> Mapping[str, Shape]:
+        matrix: dict[str, Shape] = {"weight": (self.n_experts, self.d_out, self.d_in)}
+        return matrix | {"bias": (self.n_experts, self.d_out)} if self.bias else matrix
+
+    def steps(self, w: Workload) -> Iterator[Step]:
+        flops = 2 * math.prod(w.rows) * self.d_in * self.d_out
+        yield Step("", "expert linear", (*w.rows, self.d_out), self.params, flops, flops, formula="x W_e^T")
+
+    def forward(self, net: Any, x: Any, groups: Any) -> Any:
+        return groups.linear(x, net.weight, net.bias if self.bias else None)
+
+
+@dataclass(frozen=True)
+class Embedding(Part):
+    """A table of vectors looked up by token id: (B, T) -> (B, T, d). A lookup, not a product: no FLOPs."""
+
+    rows: int
+    d_model: int
+
+    def weights(self) -> Mapping[str, Shape]:
+        return {"weight": (self.rows, self.d_model)}
+
+    def steps(self, w: Workload) -> Iterator[Step]:
+        yield Step("", "embedding lookup", (*w.rows, self.d_model), self.params, formula="E[ids]")
+
+    def module(self, path: str) -> nn.Module:
+        from torch import nn
+
+        return nn.Embedding(self.rows, self.d_model)
+
+
+@dataclass(frozen=True)
+class RMSNorm(Part):
+    """x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich, arXiv:1910.07467, eq. 4)."""
+
+    d: int
+    eps: float
+    role = "norm"
+
+    def weights(self) -> Mapping[str, Shape]:
+        return {"weight": (self.d,)}
+
+    def steps(self, w: Workload) -> Iterator[Step]:
+        formula = f"x / sqrt(mean(x^2) + {self.eps:g}) * w"
+        yield Step("", "RMSNorm", (*w.rows, self.d), self.params, formula=formula, note="Sets each vector's size.")
+
+    def module(self, path: str) -> nn.Module:
+        from torch import nn
+
+        return nn.RMSNorm(self.d, eps=self.eps)
+
+
+@dataclass(frozen=True)
+class LayerNorm(Part):
+    """(x - mean(x)) / sqrt(var(x) + eps) * w + b (Ba et al., arXiv:1607.06450, eq. 3-4)."""
+
+    d: int
+    eps: float
+    bias: bool = True
+    role = "norm"
+
+    def weights(self) -> Mapping[str, Shape]:
+        scale: dict[str, Shape] = {"weight": (self.d,)}
+        return scale | {"bias": (self.d,)} if self.bias else scale
+
+    def steps(self, w: Workload) -> Iterator[Step]:
+        formula = f"(x - mean) / sqrt(var + {self.eps:g}) * w" + (" + b" if self.bias else "")
+        note = "Centres each vector and sets its size."
+        yield Step("", "LayerNorm", (*w.rows, self.d), self.params, formula=formula, note=note)
+
+    def module(self, path: str) -> nn.Module:
+        from torch import nn
+
+        return nn.LayerNorm(self.d, eps=self.eps, bias=self.bias)
+
+
+Norm = RMSNorm | LayerNorm

@@ -1,0 +1,87 @@
+"""The MLP: each token's own computation, no exchange with others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scantling.parts.leaf import GroupedLinear, Linear
+from scantling.parts.part import Part, Step, Workload
+
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "quick_gelu", "relu2", "silu")
+"""Activation names: ``gelu`` is exact (erf), ``gelu_tanh`` its tanh approximation, ``relu2`` the squared ReLU."""
+
+
+def _linear(d_in: int, d_out: int, bias: bool, n_experts: int | None) -> Part:
+    return Linear(d_in, d_out, bias) if n_experts is None else GroupedLinear(n_experts, d_in, d_out, bias)
+
+
+@dataclass(frozen=True)
+class MLP(Part):
+    """down(act(up(x))) (Vaswani et al., arXiv:1706.03762, eq. 2).
+
+    Attributes:
+        n_experts: None for one MLP; a number for that many side by side, each row going to its expert.
+    """
+
+    d_model: int
+    d_ff: int
+    act: str
+    bias: bool = False
+    n_experts: int | None = None
+
+    @property
+    def role(self) -> str:
+        return "mlp" if self.n_experts is None else "experts"
+
+    def children(self) -> Mapping[str, Part]:
+        return {
+            "up": _linear(self.d_model, self.d_ff, self.bias, self.n_experts),
+            "down": _linear(self.d_ff, self.d_model, self.bias, self.n_experts),
+        }
+
+    def steps(self, w: Workload) -> Iterator[Step]:
+        yield from self.steps_of("up", w, "up", "Widens each token's vector.")
+        yield Step(":hidden", self.act, (*w.rows, self.d_ff), formula=f"{self.act}(up)")
+        yield from self.steps_of("down", w, "down", "Back to the stream's width.")
+
+    def forward(self, net: Any, x: Any, ctx: Any, *groups: Any) -> Any:
+        hidden = ctx.mark(net, "hidden", ctx.activate(self.act, net.up(x, *groups)))
+        return net.down(hidden, *groups)
+
+
+@dataclass(frozen=True)
+class GatedMLP(Part):
+    """down(act(gate(x)) * up(x)): SwiGLU, GEGLU, ReGLU by the activation (Shazeer, arXiv:2002.05202, eq. 6).
+
+    Attributes:
+        n_experts: None for one MLP; a number for that many side by side, each row going to its expert.
+    """
+
+    d_model: int
+    d_ff: int
+    act: str
+    bias: bool = False
+    n_experts: int | None = None
+
+    @property
+    def role(self) -> str:
+        return "mlp" if self.n_experts is None else "experts"
+
+    def children(self) -> Mapping[str, Part]:
+        return {
+            "gate": _linear(self.d_model, self.d_ff, self.bias, self.n_experts),
+            "up": _linear(self.d_model, self.d_ff, self.bias, self.n_experts),
+            "down": _linear(self.d_ff, self.d_model, self.bias, self.n_experts),
+        }
+
+    def steps(self, w: Workload) -> Iterator[Step]:
+        yield from self.steps_of("gate", w, "gate", "Decides how much of each hidden channel passes.")
+        yield from self.steps_of("up", w, "up", "Widens each token's vector.")
+        yield Step(":hidden", f"{self.act} x gate", (*w.rows, self.d_ff), formula=f"{self.act}(gate) * up")
+        yield from self.steps_of("down", w, "down", "Back to the stream's width.")
+
+    def forward(self, net: Any, x: Any, ctx: Any, *groups: Any) -> Any:
+        gated = ctx.activate(self.act, net.gate(x, *groups)) * net.up(x, *groups)
+        return net.down(ctx.mark(net, "hidden", gated), *groups)

@@ -1,0 +1,230 @@
+"""The parts list: a Part is one component of a Transformer, a Step one row of what it does.
+
+In a part's `forward(self, net, ...)`, `self` is the drawing (sizes and choices, no tensors) and `net` is the hull
+(the built module that holds the weights and the built children).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Shape: TypeAlias = tuple[int, ...]
+Child: TypeAlias = "Part | tuple[Part, ...]"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a model is asked to do in one pass.
+
+    Attributes:
+        batch: rows (B).
+        tokens: new positions per row (T).
+        past: positions already in the cache (P); keys are S = P + T.
+        training: no cache, and a loss over every position instead of next-token probabilities.
+        kernel: ``fused`` never holds the T x S scores; ``reference`` is plain matmul and softmax.
+        lead: leading shape of the activations where it is not (B, T): the rows sent to experts.
+        unrolled: rows for every block, instead of one block with the number of its repeats.
+    """
+
+    batch: int = 1
+    tokens: int = 1
+    past: int = 0
+    training: bool = False
+    kernel: str = "fused"
+    lead: Shape | None = None
+    unrolled: bool = False
+
+    @property
+    def keys(self) -> int:
+        """Key positions per row: S = P + T."""
+        return self.past + self.tokens
+
+    @property
+    def rows(self) -> Shape:
+        """Leading shape of an activation."""
+        return (self.batch, self.tokens) if self.lead is None else self.lead
+
+
+@dataclass(frozen=True)
+class Step:
+    """One row of the trace.
+
+    Attributes:
+        path: the module whose output this is, or ``module:point`` for a value between modules.
+        op: what happens, in two or three words.
+        shape: of the output.
+        params: parameters used here and counted here (a tied matrix is counted where it is owned).
+        flops: of matrix products only, 2 per multiply-add, attention over the full T x S square.
+        flops_visible: the same with only the pairs that the layer's Visibility lets be seen.
+        repeat: how many equal blocks this row stands for.
+        formula: the operation in symbols.
+        note: one plain sentence.
+        dtype: of the output where it is not the activations' own.
+        saved_bytes: kept for a backward pass; 0 in inference.
+    """
+
+    path: str
+    op: str
+    shape: Shape
+    params: int = 0
+    flops: int = 0
+    flops_visible: int = 0
+    repeat: int = 1
+    formula: str = ""
+    note: str = ""
+    dtype: str | None = None
+    saved_bytes: int = 0
+
+    @property
+    def numel(self) -> int:
+        """Elements of the output."""
+        return math.prod(self.shape)
+
+    def under(self, prefix: str) -> Step:
+        """The same row seen from the parent: its path prefixed."""
+        return replace(self, path=join(prefix, self.path))
+
+    def times(self, repeat: int) -> Step:
+        """The same row standing for `repeat` equal blocks."""
+        return replace(self, repeat=self.repeat * repeat)
+
+
+def join(prefix: str, path: str) -> str:
+    """A dotted path; capture points hang on a colon: ``attn`` + ``:q_heads`` is ``attn:q_heads``."""
+    return prefix + path if not prefix or not path or path.startswith(":") else f"{prefix}.{path}"
+
+
+class Part:
+    """A component: what it owns, what it contains, what it costs, what it remembers, what it computes.
+
+    Subclasses are frozen, final dataclasses. They override `children`, `weights`, `steps`, `state` and `forward`;
+    everything else is derived.
+    """
+
+    @property
+    def role(self) -> str | None:
+        """Heading under which `count` lists the weights; None takes the parent's. Subclasses set a class attribute."""
+        return None
+
+    def children(self) -> Mapping[str, Child]:
+        """Sub-parts by name; the names are the path in the state dict."""
+        return {}
+
+    def weights(self) -> Mapping[str, Shape]:
+        """Parameters that the part owns directly."""
+        return {}
+
+    def steps(self, w: Workload) -> Iterator[Step]:
+        """Rows of the trace in the order of execution: the only place where a cost is written."""
+        raise NotImplementedError(type(self).__name__)
+
+    def state(self, w: Workload) -> Mapping[str, Shape]:
+        """What the part itself keeps between decode steps, sized for `w.keys` positions."""
+        return {}
+
+    def idle_params(self) -> int:
+        """Parameters that no single token uses (experts not chosen), children included."""
+        return sum(part.idle_params() for _, part in self.parts())
+
+    def forward(self, net: Any, *args: Any) -> Any:
+        """The computation on tensors."""
+        raise NotImplementedError(type(self).__name__)
+
+    def module(self, path: str) -> nn.Module:
+        """The torch module of this part at `path`, on the current default device. Leaves return torch's own classes."""
+        from scantling.parts.net import Net
+
+        return Net(self, path)
+
+    def build(self, device: str = "cpu", dtype: str = "float32", seed: int | None = 0) -> nn.Module:
+        """Build the real module with initial weights, in evaluation mode.
+
+        Args:
+            device: any torch device; ``meta`` allocates nothing.
+            dtype: of the weights: float32, float16, bfloat16 or float64.
+            seed: of the initial weights; None leaves them uninitialised, for loading over.
+
+        Raises:
+            ScantlingInputError: no such device or dtype, or the weights do not fit into the free memory.
+            MissingExtra: torch is not installed.
+        """
+        from scantling.errors import need
+
+        need("torch", "build the model")
+        from scantling.parts.net import build
+
+        return build(self, device, dtype, seed)
+
+    def parts(self) -> Iterator[tuple[str, Part]]:
+        """Direct sub-parts with their paths, tuples spread out."""
+        for name, child in self.children().items():
+            if isinstance(child, tuple):
+                for i, part in enumerate(child):
+                    yield f"{name}.{i}", part
+            else:
+                yield name, child
+
+    def walk(self, path: str = "", role: str = "other") -> Iterator[tuple[str, Part, str]]:
+        """Every part of the tree, itself first: (path, part, role)."""
+        role = self.role or role
+        yield path, self, role
+        for name, part in self.parts():
+            yield from part.walk(join(path, name), role)
+
+    @property
+    def named_weights(self) -> dict[str, Shape]:
+        """Every parameter of the tree by its name in the state dict."""
+        return {join(path, name): shape for path, part, _ in self.walk() for name, shape in part.weights().items()}
+
+    def named_state(self, w: Workload) -> dict[str, Shape]:
+        """Everything the tree keeps between decode steps, by path."""
+        return {f"{path}:{name}": shape for path, part, _ in self.walk() for name, shape in part.state(w).items()}
+
+    @property
+    def params(self) -> int:
+        """Exact number of parameters, a tied matrix once."""
+        return sum(math.prod(shape) for shape in self.named_weights.values())
+
+    @property
+    def active_params(self) -> int:
+        """Parameters that one token uses: all but the experts not chosen."""
+        return self.params - self.idle_params()
+
+    def steps_of(self, name: str, w: Workload, op: str | None = None, note: str | None = None) -> Iterator[Step]:
+        """Rows of the child `name`, seen from here; `op` and `note` say what the child is to this part."""
+        child = self.children()[name]
+        assert isinstance(child, Part)
+        for step in child.steps(w):
+            yield replace(step, path=join(name, step.path), op=op or step.op, note=note or step.note)
+
+
+def cycles(parts: tuple[Part, ...]) -> Iterator[tuple[int, int, int]]:
+    """Runs of repeating parts as (start, period, times), covering all of them in order.
+
+    A local/global pattern of period 2 over 8 blocks is one run (0, 2, 4); three dense blocks before 58 sparse
+    ones are (0, 1, 3), (3, 1, 58).
+    """
+    start = 0
+    while start < len(parts):
+        best = (1, 1)
+        for period in range(1, min(16, (len(parts) - start) // 2) + 1):
+            unit = parts[start : start + period]
+            times = 1
+            while parts[start + times * period : start + (times + 1) * period] == unit:
+                times += 1
+            if times > 1 and times * period > best[0] * best[1]:
+                best = (period, times)
+        period, times = best
+        yield start, period, times
+        start += period * times
+
+
+def total(steps: Iterable[Step], field: str) -> int:
+    """Sum of a numeric field over rows, each as often as it repeats."""
+    return sum(int(getattr(step, field)) * step.repeat for step in steps)

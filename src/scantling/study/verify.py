@@ -1,0 +1,163 @@
+"""Predicted == built == counted: the part tree's arithmetic against what torch builds and does, on the meta device."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any
+
+from scantling.errors import need
+from scantling.numbers.flops import BACKWARD
+from scantling.parts.part import Workload, total
+from scantling.parts.transformer import Transformer
+from scantling.units import DTYPE_BYTES
+
+PREFILL = Workload(batch=2, tokens=11)
+DECODE = Workload(batch=2, tokens=1, past=11)
+TRAINING = Workload(batch=2, tokens=11, training=True)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison.
+
+    Attributes:
+        predicted: from the part tree.
+        built: from the built module, or None where nothing is built for it.
+        counted: from what was executed, or None where nothing is executed for it.
+    """
+
+    what: str
+    predicted: Any
+    built: Any
+    counted: Any
+
+    @property
+    def equal(self) -> bool:
+        """Whether all that is there agrees."""
+        return all(other is None or other == self.predicted for other in (self.built, self.counted))
+
+
+def verify(model: Transformer) -> list[Row]:
+    """Compare parameters, names, shapes, every row of the trace, FLOPs and cache bytes; nothing is allocated.
+
+    Raises:
+        MissingExtra: torch is not installed.
+    """
+    need("torch", "build the model")
+    net = model.build(device="meta")
+    rows = [*_weights(model, net)]
+    for name, work in (("prefill", PREFILL), ("decode", DECODE), ("training", TRAINING)):
+        for kernel in ("reference", "fused"):
+            w = replace(work, kernel=kernel)
+            executed, counted = _counted(model, net, w)
+            what = f"{name}, {kernel} kernel"
+            rows.append(_trace(model, w, executed, f"shapes, {what}"))
+            passes = 1 + BACKWARD if w.training else 1
+            rows.append(Row(f"FLOPs, {what}", passes * total(model.steps(w), "flops"), None, counted))
+            if w == PREFILL:
+                rows.append(_cache(model, executed))
+    return rows
+
+
+def _weights(model: Transformer, net: Any) -> Iterator[Row]:
+    built = {name: tuple(p.shape) for name, p in net.state_dict().items()}
+    yield Row(
+        "parameters",
+        total(model.steps(PREFILL), "params"),
+        sum(p.numel() for p in net.parameters()),
+        sum(p.numel() for p in net.state_dict().values()),
+    )
+    yield Row("parameters by declaration", model.params, sum(p.numel() for p in net.parameters()), None)
+    declared = model.named_weights
+    yield Row("weights, names and shapes", _digest(declared), _digest(built), None)
+
+
+def _trace(model: Transformer, w: Workload, executed: list[tuple[str, Any]], what: str) -> Row:
+    """Every row of the trace, in order, against what ran; where they differ, the first difference."""
+    predicted = [(step.path, step.shape) for step in model.steps(replace(w, unrolled=True))]
+    shapes = [(path, tuple(value.shape)) for path, value in executed]
+    if predicted == shapes:
+        return Row(what, f"{len(predicted)} rows", None, f"{len(shapes)} rows")
+    pairs = zip_longest(predicted, shapes)
+    number, (wanted, seen) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
+    return Row(what, f"row {number}: {wanted}", None, f"row {number}: {seen}")
+
+
+def _counted(model: Transformer, net: Any, w: Workload) -> tuple[list[tuple[str, Any]], int]:
+    """What one pass produced, and torch's own count of its FLOPs (with the backward in training)."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    # Torch's counter finds nothing in the fused CPU kernel, so attention is counted through the math backend.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.set_grad_enabled(w.training):
+        executed = _run(model, net, w)
+        if w.training:
+            executed[-1][1].backward()
+    return executed, int(counter.get_total_flops())
+
+
+def _run(model: Transformer, net: Any, w: Workload) -> list[tuple[str, Any]]:
+    """Execute one pass on the net's device and record every leaf module's output and every capture point, in order."""
+    import torch
+
+    from scantling.tensor.cache import Cache
+    from scantling.tensor.context import Context
+
+    seen: list[tuple[str, Any]] = []
+
+    def record(path: str, value: Any) -> Any:
+        seen.append((path, value))
+        return value
+
+    device = next(net.parameters()).device
+    ids = torch.zeros(w.batch, w.tokens, dtype=torch.int64, device=device)
+    cache = None
+    if not w.training:
+        cache = Cache(model.named_state(w), torch.float32, device)
+        cache.advance(w.past)
+    ctx = Context.of(ids, cache=cache, kernel_name=w.kernel, training=w.training, recorder=record)
+    with _hooked(net, record):
+        logits = net(ids, ctx)
+    model.outcome(net, ids, logits, ctx)
+    return seen
+
+
+@contextmanager
+def _hooked(net: Any, record: Any) -> Iterator[None]:
+    """Record the output of every module without children: torch's own leaves and our grouped ones."""
+    from scantling.parts.net import Net
+
+    hooks = []
+    for path, module in net.named_modules():
+        if not any(True for _ in module.children()) and not (isinstance(module, Net) and not module.part.weights()):
+            hooks.append(module.register_forward_hook(lambda _, __, out, path=path: record(path, out)))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _cache(model: Transformer, executed: list[tuple[str, Any]]) -> Row:
+    """Declared against allocated, and against the keys and values that the pass really made."""
+    import torch
+
+    from scantling.tensor.cache import Cache
+
+    shapes = model.named_state(PREFILL)
+    predicted = DTYPE_BYTES["float32"] * sum(math.prod(shape) for shape in shapes.values())
+    made = [value for path, value in executed if path in shapes]
+    built = Cache(shapes, torch.float32, "meta").nbytes
+    return Row("KV cache bytes, float32", predicted, built, sum(v.numel() * v.element_size() for v in made))
+
+
+def _digest(shapes: dict[str, tuple[int, ...]]) -> str:
+    """Number of tensors, and a hash of all names and shapes in order of the names."""
+    lines = "\n".join(f"{name}\t{','.join(map(str, shape))}" for name, shape in sorted(shapes.items()))
+    return f"{len(shapes)} tensors, sha256 {hashlib.sha256(lines.encode()).hexdigest()[:12]}"

@@ -1,0 +1,1 @@
+"""What the parts ask of torch: attention kernels, rotation, masks, the cache, expert dispatch."""

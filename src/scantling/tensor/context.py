@@ -1,0 +1,127 @@
+"""The context of one pass: positions, padding, cache, kernel, and the operations that parts ask for by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from scantling.tensor import mask, rotate
+from scantling.tensor.attend import kernel, share
+from scantling.tensor.cache import Cache
+
+Recorder = Callable[[str, Tensor], Tensor]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu2": lambda x: F.relu(x).square(),
+    "silu": F.silu,
+}
+
+
+class Context:
+    """Everything of a pass that is not a weight.
+
+    Attributes:
+        past: positions already in the cache.
+        positions: (1 or B, T) position ids.
+        padding: (B, past + T) bool, True at real tokens, or None.
+        cache: filled by this pass, or None.
+        training: dropout acts, and no cache rows are recorded.
+        recorder: called with (path, value) at every capture point; what it returns goes on in its place.
+        last_only: the head sees only the last position.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        tokens: int,
+        device: torch.device,
+        *,
+        positions: Tensor | None = None,
+        padding: Tensor | None = None,
+        cache: Cache | None = None,
+        kernel_name: str = "fused",
+        training: bool = False,
+        recorder: Recorder | None = None,
+        last_only: bool = False,
+    ) -> None:
+        self.batch, self.tokens, self.device = batch, tokens, device
+        self.past = 0 if cache is None else cache.length
+        self.positions = (
+            torch.arange(self.past, self.past + tokens, device=device)[None] if positions is None else positions
+        )
+        self.padding, self.cache, self.training, self.recorder = padding, cache, training, recorder
+        self.last_only = last_only
+        self._kernel = kernel(kernel_name)
+        self._fused = kernel_name == "fused"
+        self._memo: dict[Any, Any] = {}
+
+    @classmethod
+    def of(cls, ids: Tensor, **options: Any) -> Context:
+        """The context of a pass over ids (B, T); `options` are those of the constructor."""
+        return cls(ids.shape[0], ids.shape[1], ids.device, **options)
+
+    def mark(self, net: Any, point: str, value: Tensor) -> Tensor:
+        """A capture point: ``net.path:point``."""
+        return value if self.recorder is None else self.recorder(f"{net.path}:{point}", value)
+
+    def rotate(self, x: Tensor, position: Any) -> Tensor:
+        """Turn x (B, H, T, D) by the scheme `position`; its angles are made once per pass."""
+        if position not in self._memo:
+            self._memo[position] = position.rotation(self)
+        cos, sin, interleaved = self._memo[position]
+        return rotate.rotate(x, cos.to(x.dtype), sin.to(x.dtype), interleaved)
+
+    def turns(self, frequencies: Sequence[float], interleaved: bool) -> tuple[Tensor, Tensor, bool]:
+        """Cosines and sines of this pass's positions."""
+        return *rotate.turns(self.positions, frequencies, interleaved), interleaved
+
+    def waves(self, frequencies: Sequence[float], width: int) -> Tensor:
+        """Sinusoidal vectors of this pass's positions: (1 or B, T, width)."""
+        return rotate.waves(self.positions, frequencies, width)
+
+    def remember(self, net: Any, name: str, new: Tensor) -> Tensor:
+        """new (B, H_kv, T, D) behind what the cache holds: (B, H_kv, past + T, D)."""
+        if self.cache is not None:
+            new = self.cache.append(f"{net.path}:{name}", new)
+        return new if self.training else self.mark(net, name, new)
+
+    def attend(self, net: Any, q: Tensor, k: Tensor, v: Tensor, part: Any) -> Tensor:
+        """Attention as `part` describes it (visibility, scale, dropout): q (B, H, T, D) -> (B, H, T, D)."""
+        if part.visibility not in self._memo:
+            self._memo[part.visibility] = mask.build(part.visibility, self.tokens, self.past, self.padding, self.device)
+        seen, causal = self._memo[part.visibility]
+        if self._fused and self.recorder is not None and k.shape[1] != q.shape[1]:
+            # The fused kernel indexes KV heads; a recorder is shown what that index selects.
+            self.mark(net, "k_shared", share(k, q.shape[1]))
+            self.mark(net, "v_shared", share(v, q.shape[1]))
+        dropout = part.dropout if self.training else 0.0
+        mixed = self._kernel(
+            q, k, v, seen, causal, part.scale, dropout, lambda point, value: self.mark(net, point, value)
+        )
+        return self.mark(net, "mixed", mixed)
+
+    def activate(self, name: str, x: Tensor) -> Tensor:
+        """The activation of that name."""
+        return ACTIVATIONS[name](x)
+
+    def drop(self, net: Any, x: Tensor, probability: float) -> Tensor:
+        """Dropout in training, nothing in evaluation."""
+        return F.dropout(x, probability) if probability and self.training else x
+
+    def group(self, experts: Tensor, n_experts: int) -> Any:
+        """Rows sorted by expert; experts (..., top_k)."""
+        from scantling.tensor.experts import Groups
+
+        return Groups(experts, n_experts)
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean negative log-probability, in nats, of shifted targets (B, T) under logits (B, T, V); in float32."""
+        return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())

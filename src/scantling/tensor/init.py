@@ -1,0 +1,22 @@
+"""Initial weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+@torch.no_grad()
+def initialise(net: nn.Module, seed: int, std: float = 0.02) -> None:
+    """Matrices and tables from N(0, std^2), shifts 0, gains 1 (Radford et al. 2019, section 2.3).
+
+    The draw depends on the seed and the order of the parameters alone, not on the device.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in net.named_parameters():
+        if name.endswith("bias"):
+            weight.zero_()
+        elif weight.dim() == 1:
+            weight.fill_(1.0)
+        else:
+            weight.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=generator))

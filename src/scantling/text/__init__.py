@@ -1,0 +1,1 @@
+"""Text in and out: tokenizers, streamed decoding and chat templates."""

@@ -1,0 +1,194 @@
+"""The tokenizer of a model: text to ids and back, from a model folder or from the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scantling.errors import ScantlingInputError
+from scantling.text import folder as files
+from scantling.text import gguf_vocab
+from scantling.text.stream import TokenStream, stage_makers
+
+__all__ = ["TokenStream", "Tokenizer"]
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """Which ids mean what; `add_bos` is None where the file leaves it to the post-processor."""
+
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+    add_bos: bool | None
+    chat_template: str | None
+
+
+class Tokenizer:
+    """Text to ids and back, around the `tokenizers` library; made by `from_folder` or `from_gguf`.
+
+    Ids are plain ints. The object holds no state of a conversation and may be shared between threads.
+    """
+
+    def __init__(self, library: Any, marks: _Marks) -> None:
+        self._library = library
+        self._marks = marks
+        added = library.get_added_tokens_decoder().values()
+        self._special = frozenset(token.content for token in added if token.special)
+        self._stages = stage_makers(library.decoder, frozenset(token.content for token in added))
+        self.vocab_size: int = max(library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        """The highest id plus one: model rows from here on mean nothing and must not be sampled."""
+        empty = library.encode("", add_special_tokens=True).ids
+        self._processor_adds_bos = marks.bos_id is not None and empty[:1] == [marks.bos_id]
+        self._adds_bos = self._processor_adds_bos if marks.add_bos is None else marks.add_bos
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Tokenizer:
+        """Read tokenizer.json and the files beside it.
+
+        Read are tokenizer.json (at most 256 MiB; truncation and padding in it are switched off), tokenizer_config.json,
+        special_tokens_map.json, generation_config.json (at most 16 MiB each) and chat_template.jinja (at most 256 KiB).
+        EOS is the tokenizer's own token together with all of generation_config.json. BOS is added where
+        tokenizer_config.json says `add_bos_token`, and without that where the post-processor of tokenizer.json does.
+
+        Raises:
+            ScantlingInputError: a file is missing, too large, malformed, or names a token that does not exist.
+            MissingExtra: the `tokenizers` library is not installed.
+        """
+        root = Path(folder)
+        library = files.read_library(root)
+        sources = {name: files.read_json(root / name) for name in ("tokenizer_config.json", "special_tokens_map.json")}
+        config = sources["tokenizer_config.json"]
+        generation = files.read_json(root / "generation_config.json")
+        bos = files.named_id(library, sources, "bos_token")
+        eos = files.named_id(library, sources, "eos_token")
+        more_bos = files.listed_ids(generation, "bos_token_id")
+        ends = [*([] if eos is None else [eos]), *files.listed_ids(generation, "eos_token_id")]
+        marks = _Marks(
+            bos_id=next(iter(more_bos), None) if bos is None else bos,
+            eos_ids=tuple(dict.fromkeys(ends)),
+            add_bos=files.optional_flag(config, "add_bos_token"),
+            chat_template=files.chat_template(root, config),
+        )
+        if marks.add_bos and marks.bos_id is None:
+            raise ScantlingInputError(f"{root}: tokenizer_config.json sets add_bos_token, but no file names the token")
+        return cls(library, marks)
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, object]) -> Tokenizer:
+        """Build the tokenizer from the `tokenizer.*` keys of a GGUF file.
+
+        Supported: `tokenizer.ggml.model` `gpt2` with pre `smollm`, `gpt-2`, `default`, `llama-bpe` or `qwen2`, and
+        `llama` (SentencePiece BPE). EOS is the union of eos, eot and eom ids.
+
+        Raises:
+            ScantlingInputError: a key is missing or malformed, or the kind of vocabulary is not supported.
+            MissingExtra: the `tokenizers` library is not installed.
+        """
+        library = gguf_vocab.build(metadata)
+        template = metadata.get("tokenizer.chat_template")
+        if template is not None and not isinstance(template, str):
+            raise ScantlingInputError("GGUF metadata: tokenizer.chat_template is not text")
+        ends = [gguf_vocab.token_id(metadata, name) for name in ("eos", "eot", "eom")]
+        marks = _Marks(
+            bos_id=gguf_vocab.token_id(metadata, "bos"),
+            eos_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
+            add_bos=gguf_vocab.adds_bos(metadata),
+            chat_template=template,
+        )
+        if marks.add_bos and marks.bos_id is None:
+            raise ScantlingInputError("GGUF metadata: BOS is to be added, but tokenizer.ggml.bos_token_id is missing")
+        return cls(library, marks)
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id that starts a text, or None."""
+        return self._marks.bos_id
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The ids that end a generation; empty where no file names one."""
+        return frozenset(self._marks.eos_ids)
+
+    @property
+    def bos_token(self) -> str:
+        """The text of BOS, for a chat template; empty where there is none."""
+        return "" if self.bos_id is None else self.token(self.bos_id)
+
+    @property
+    def eos_token(self) -> str:
+        """The text of the tokenizer's own EOS (the first where there are several); empty where there is none."""
+        return self.token(self._marks.eos_ids[0]) if self._marks.eos_ids else ""
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the default chat template, or None; render it with `scantling.text.template.render`."""
+        return self._marks.chat_template
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """The ids of a text.
+
+        Text that spells a special token, such as `<|im_end|>`, becomes that token, as in the library: whoever inserts
+        the words of strangers must look for them first. Bytes that the vocabulary has no token for are left out, again
+        as in the library: a byte-level vocabulary may lack a few control characters and unassigned planes.
+
+        Args:
+            text: any text, also the empty one.
+            add_special: add what the tokenizer adds, such as BOS or [CLS] and [SEP]; BOS is not added to a text that
+                starts with it.
+
+        Raises:
+            ScantlingInputError: not a string, or one with a lone surrogate, which no encoding can carry.
+        """
+        if not isinstance(text, str):
+            raise ScantlingInputError(f"text to encode must be a string, not {type(text).__name__}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ScantlingInputError(
+                f"text to encode has a lone surrogate U+{ord(text[error.start]):04X} at character {error.start}"
+            ) from None
+        ids: list[int] = files.guarded(
+            lambda: self._library.encode(text, add_special_tokens=add_special).ids, "the tokenizer refuses this text"
+        )
+        if not add_special or self.bos_id is None:
+            return ids
+        if self._processor_adds_bos:
+            doubled = ids[1:2] == [self.bos_id]
+            return ids[1:] if doubled or not self._adds_bos else ids
+        return [self.bos_id, *ids] if self._adds_bos and ids[:1] != [self.bos_id] else ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of ids: that of the library's decoder, with two improvements.
+
+        Bytes that make no character become U+FFFD without taking complete characters beside them along, and added
+        tokens of byte-level vocabularies read as they are written.
+
+        Raises:
+            ScantlingInputError: the tokenizer has no such id.
+        """
+        stream = self.stream(skip_special=skip_special)
+        return "".join([stream.push(token_id) for token_id in ids]) + stream.flush()
+
+    def stream(self, *, skip_special: bool = True) -> TokenStream:
+        """A decoder for ids that come one by one; see `TokenStream`."""
+        return TokenStream([make() for make in self._stages], self._shown if skip_special else self.token)
+
+    def token(self, token_id: int) -> str:
+        """The token as the vocabulary spells it, such as `Ġhello`.
+
+        Raises:
+            ScantlingInputError: the tokenizer has no such id.
+        """
+        try:
+            piece = self._library.id_to_token(token_id)
+        except (TypeError, OverflowError):
+            piece = None
+        if piece is None:
+            raise ScantlingInputError(f"the tokenizer has no token with id {token_id!r} (it has {self.vocab_size} ids)")
+        return str(piece)
+
+    def _shown(self, token_id: int) -> str | None:
+        piece = self.token(token_id)
+        return None if piece in self._special else piece

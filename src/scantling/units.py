@@ -1,0 +1,85 @@
+"""Sizes of number formats, and numbers as people write them; nothing is rounded before it is shown."""
+
+from __future__ import annotations
+
+from scantling.errors import ScantlingInputError, nearest
+
+DTYPE_BYTES: dict[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+"""Bytes per element of each dtype, by torch's own names."""
+
+_SHORT = {
+    "fp64": "float64",
+    "fp32": "float32",
+    "f32": "float32",
+    "fp16": "float16",
+    "f16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+}
+
+
+def dtype_name(name: str) -> str:
+    """The full name of a dtype: ``bf16``, ``torch.bfloat16`` and ``bfloat16`` are all ``bfloat16``.
+
+    Raises:
+        ScantlingInputError: no such dtype.
+    """
+    plain = name.removeprefix("torch.")
+    plain = _SHORT.get(plain, plain)
+    if plain not in DTYPE_BYTES:
+        raise ScantlingInputError(
+            f"unknown dtype {name!r}: use one of {', '.join(DTYPE_BYTES)}{nearest(plain, [*DTYPE_BYTES, *_SHORT])}"
+        )
+    return plain
+
+
+def weights_dtype(name: str) -> str:
+    """The full name of a dtype that weights can have while they compute.
+
+    Raises:
+        ScantlingInputError: no such dtype, or not a floating-point one that torch computes in.
+    """
+    full, known = dtype_name(name), ("float64", "float32", "float16", "bfloat16")
+    if full not in known:
+        raise ScantlingInputError(f"weights cannot be loaded as {full}: use one of {', '.join(known)}")
+    return full
+
+
+def bytes_text(n: int) -> str:
+    """Bytes in decimal and binary units, each named: ``262.1 MB (250.0 MiB)``."""
+    if n < 1000:
+        return f"{n} B"
+    power = min((len(str(n)) - 1) // 3, 5)
+    decimal = n / 1000**power
+    binary = n / 1024**power
+    return f"{decimal:,.1f} {'kMGTP'[power - 1]}B ({binary:,.1f} {'KMGTP'[power - 1]}iB)"
+
+
+def count_text(n: float) -> str:
+    """A count with three or four significant digits: ``124.4 M``, ``8.030 B``, ``3.07 k``."""
+    for power, letter in ((15, "P"), (12, "T"), (9, "B"), (6, "M"), (3, "k")):
+        if abs(n) >= 10**power:
+            scaled = n / 10**power
+            return f"{scaled:.4g} {letter}" if abs(scaled) >= 100 else f"{scaled:.3f} {letter}".replace(".000 ", " ")
+    return f"{n:g}"
+
+
+def flops_text(n: float) -> str:
+    """FLOPs with their unit: ``291.6 GFLOP``."""
+    for power, letter in ((24, "Y"), (21, "Z"), (18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if abs(n) >= 10**power:
+            return f"{n / 10**power:.4g} {letter}FLOP"
+    return f"{n:g} FLOP"

@@ -1,0 +1,249 @@
+"""Any legal card survives being written; any text is a card or one sentence."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, composite
+from msgspec.structs import replace
+
+from cards.strategies import ACTS, PLACES, legal_cards
+from scantling.assembly import assemble
+from scantling.cards import Card, preset, presets, read_text, to_yaml
+from scantling.cards.read import from_dict
+from scantling.cards.rules import table_rows
+from scantling.cards.schema import Source
+from scantling.errors import ScantlingInputError
+from scantling.parts.part import Workload, total
+
+FAST = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+
+
+@given(legal_cards())
+@FAST
+def test_a_legal_card_survives_being_written(data: dict[str, Any]) -> None:
+    card = from_dict(data, "drawn")
+    assert read_text(to_yaml(card), "written") == card
+
+
+@given(legal_cards())
+@FAST
+def test_a_legal_card_assembles(data: dict[str, Any]) -> None:
+    card = from_dict(data, "drawn")
+    model = assemble(card)
+    # A plain MLP without biases is the least a block can have.
+    least = table_rows(card) * card.d_model + card.n_layers * (4 * card.d_model + 2 * card.d_model)
+    assert least <= model.params < 200_000
+    assert model.params == total(model.steps(Workload(batch=1, tokens=3, unrolled=True)), "params")
+
+
+@given(legal_cards())
+@FAST
+def test_reading_fills_in_what_depends_on_other_keys(data: dict[str, Any]) -> None:
+    card = from_dict(data, "drawn")
+    attention, stated = card.attention, data["attention"]
+    assert attention.n_kv_heads == (stated.get("n_kv_heads") or stated["n_heads"])
+    assert attention.d_head == stated.get("d_head", data["d_model"] // stated["n_heads"])
+    if data["position"]["kind"] == "rope":
+        assert card.position.d_rotary == data["position"].get("d_rotary", attention.d_head)  # type: ignore[union-attr]
+    for mlp, said in ((card.mlp, data["mlp"]), (getattr(card.mlp, "expert", None), data["mlp"].get("expert"))):
+        if said and said["kind"] in ("plain", "gated"):
+            usual = 4 * card.d_model if said["kind"] == "plain" else 256
+            assert mlp.d_ff == (said.get("d_ff") or usual)  # type: ignore[union-attr]
+
+
+def test_the_strategy_draws_every_choice() -> None:
+    seen: set[str] = set()
+
+    @given(legal_cards())
+    @settings(FAST, max_examples=250)
+    def look(data: dict[str, Any]) -> None:
+        mlp, norm = data["mlp"], data["norm"]
+        seen.update(f"{key} {data[key]['kind']}" for key in ("position", "norm", "mlp"))
+        seen.add(f"act {mlp.get('act') or mlp['expert']['act']}")
+        seen.add("at " + "+".join(sorted(norm.get("at", ["in"]))))
+        seen.add(f"layers {data['n_layers']}")
+        seen.update(f"expert {mlp['expert']['kind']}" for _ in mlp.get("expert", ()))
+        seen.update(data, data["attention"], data["position"], data.get("embedding", ()), data.get("head", ()))
+
+    look()
+    places = ["in", "out", "res", "in+out", "in+res", "out+res", "in+out+res"]
+    assert {f"at {p}" for p in places} <= seen
+    assert {f"act {a}" for a in ACTS} <= seen
+    assert {f"layers {n}" for n in range(4)} <= seen
+    assert {f"position {p}" for p in ("none", "sinusoidal", "learned", "rope")} <= seen
+    assert {
+        "norm rmsnorm",
+        "norm layernorm",
+        "mlp plain",
+        "mlp gated",
+        "mlp moe",
+        "expert plain",
+        "expert gated",
+    } <= seen
+    assert {"n_kv_heads", "window", "bias", "scale", "scale_by_layer", "d_head"} <= seen
+    assert {"theta", "d_rotary", "interleaved", "softcap", "vocab_multiple", "dropout", "source", "published"} <= seen
+    assert len(PLACES) == 3
+
+
+AWKWARD = [
+    "",
+    " ",
+    "a ",
+    "\ta",
+    "no",
+    "null",
+    "~",
+    "1e5",
+    "0o7",
+    "2024-01-01",
+    "<<",
+    "=",
+    "a: b",
+    "- a",
+    "#",
+    "a #b",
+    "&a",
+    "*a",
+]
+AWKWARD += [
+    "!a",
+    "%a",
+    "@a",
+    "`",
+    "'",
+    '"',
+    "...",
+    "---",
+    "a\n...\n",
+    "a\nb",
+    "\r",
+    "\x00",
+    "\x1b[0m",
+    "\x85",
+    "é\x85\\x85",
+    "\xa0",
+]
+AWKWARD += [
+    "a\u2003",
+    "\u2028",
+    "\u202e",
+    "\ufeff",
+    "\U0001f600",
+    "{",
+    "a, b",
+    "[]",
+    "?",
+    "? a",
+    "|",
+    "\\N",
+    "x" * 2000,
+]
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_an_awkward_name_survives_being_written(name: str) -> None:
+    card = replace(preset("tiny"), name=name, source=Source(config=name, note=name))
+    assert read_text(to_yaml(card), "written") == card
+
+
+@pytest.mark.parametrize("name", presets())
+def test_a_preset_survives_being_written(name: str) -> None:
+    assert read_text(to_yaml(preset(name)), "written") == preset(name)
+
+
+WORDS = ["name", "family", "decoder", "attention", "norm", "at", "[in]", "kind", "rope", "true", "null", "1e-5", "2"]
+MARKS = [": ", "\n", " ", "- ", "? ", "{", "}", "[", "]", ", ", "#", "|", ">", "&a ", "*a", "!!", "!", "%", "@", "`"]
+MARKS += ['"', "'", "---\n", "...\n", "\t", "<<: ", "\\", "~", "0x", "0b", "1_", "+.", ".inf", ".nan", "2001-1-1", ":"]
+MARKS += ["\ufeff", "\x85", "\u2028", "\x00", "\ud800", "\r", "\r\n", "=", "12:30:45", "2001-12-14t21:59:43.10-99:99"]
+SCRAPS = st.lists(st.sampled_from(WORDS + MARKS) | st.text(max_size=3), max_size=40).map("".join)
+ODD = st.sampled_from(
+    [
+        None,
+        True,
+        -1,
+        0,
+        1,
+        2,
+        2**63,
+        10**400,
+        0.5,
+        float("nan"),
+        float("inf"),
+        "",
+        "x",
+        "none",
+        [],
+        [[]],
+        {},
+        {"kind": 1},
+    ]
+) | st.recursive(st.integers() | st.text(max_size=5), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+
+
+@composite
+def spoilt(draw: DrawFn) -> dict[str, Any]:
+    """A legal card with up to three keys renamed, taken away, or given an odd value."""
+    card = deepcopy(draw(legal_cards()))
+    for _ in range(draw(st.integers(1, 3))):
+        at: Any = card
+        while True:
+            if not at:
+                break
+            key = draw(st.sampled_from(sorted(at)))
+            if isinstance(at[key], dict) and draw(st.booleans()):
+                at = at[key]
+                continue
+            value = at.pop(key)
+            change = draw(st.sampled_from(["value", "value", "rename", "remove"]))
+            if change == "value":
+                at[key] = draw(ODD)
+            elif change == "rename":
+                at[key + draw(st.text(max_size=2))] = value
+            break
+    return card
+
+
+@composite
+def cut(draw: DrawFn) -> str:
+    """A written card with a few characters taken out, doubled, or replaced by scraps."""
+    text = to_yaml(from_dict(draw(legal_cards()), "drawn"))
+    for _ in range(draw(st.integers(1, 3))):
+        start = draw(st.integers(0, len(text)))
+        end = min(len(text), start + draw(st.integers(0, 12)))
+        text = text[:start] + draw(st.just("") | st.just(text[start:end] * 2) | SCRAPS) + text[end:]
+    return text
+
+
+def card_or_one_sentence(source: str | dict[str, Any]) -> None:
+    try:
+        card = read_text(source, "odd.yaml") if isinstance(source, str) else from_dict(source, "odd.yaml")
+    except ScantlingInputError as error:
+        message = str(error)
+        assert message.startswith(("odd.yaml: ", "card "))
+        assert len(message.splitlines()) == 1
+        assert 20 < len(message) < 600
+    else:
+        assert isinstance(card, Card)
+        assert read_text(to_yaml(card), "written") == card
+
+
+ANYTHING = st.one_of(SCRAPS, cut(), spoilt(), spoilt().map(lambda card: json.dumps(card, ensure_ascii=False)))
+
+
+@given(ANYTHING)
+@settings(FAST, max_examples=500)
+def test_anything_is_a_card_or_one_sentence(source: str | dict[str, Any]) -> None:
+    card_or_one_sentence(source)
+
+
+@pytest.mark.slow
+@given(ANYTHING)
+@settings(FAST, max_examples=1000, derandomize=False)
+def test_anything_more_of_it(source: str | dict[str, Any]) -> None:
+    card_or_one_sentence(source)

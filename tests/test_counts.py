@@ -1,0 +1,217 @@
+"""Every preset against counts, tensor lists and FLOPs that independent software recorded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+from tests.conftest import GOLDEN, golden_json
+
+import scantling as sc
+from scantling.cards import ALIASES, presets
+from scantling.checkpoint.families import FAMILIES
+from scantling.checkpoint.hf_config import card_of_config
+from scantling.checkpoint.names import foreign_shapes, links
+from scantling.numbers.count import count
+from scantling.numbers.flops import flops, per_token
+from scantling.numbers.memory import memory
+
+PARAMS = golden_json("params.json")
+FLOPS = golden_json("flops.json")
+PUBLISHED = [name for name in presets() if name in PARAMS]
+CONFIGS = [
+    p for p in sorted((GOLDEN / "configs").glob("*.json")) if json.loads(p.read_text())["model_type"] in FAMILIES
+]
+
+
+def parts(name: str) -> Any:
+    return sc.assemble(sc.card(name))
+
+
+def test_the_presets_of_the_first_list_are_there() -> None:
+    assert len(PUBLISHED) == 13
+    assert set(presets()) - set(PUBLISHED) == {"tiny", "walk-5.9b"}
+    assert {sc.card(alias).name for alias in ALIASES} == set(ALIASES.values())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_total_equals_the_recorded_count(name: str) -> None:
+    model, wanted = parts(name), PARAMS[name]
+    assert model.params == wanted["total_unique"]
+    counted = count(model)
+    split = wanted["split_over_layers"]
+    norms = counted.by_part["norm"] - sum(model.decoder.final_norm.weights()["weight"]) * (2 if "gpt" in name else 1)
+    assert {**counted.by_part, "norm": norms}.items() >= split.items()
+    assert counted.by_part["embedding"] == wanted["embedding_params"]
+    assert counted.by_part.get("head", 0) == (0 if wanted["lm_head_tied"] else wanted["lm_head_params"])
+    assert sum(counted.by_part.values()) == counted.total
+    assert counted.total - counted.shortcut == sum(counted.reasons.values())
+    assert model.active_params == wanted.get("moe", {}).get("active_per_token", model.params)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_cache_elements_equal_the_measured_ones(name: str) -> None:
+    measured = PARAMS[name]["kv_cache_measured"]
+    assert memory(parts(name), sc.Workload(), "float16", "float16").kv_per_token == measured["bytes_per_token_16bit"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_published_configs_give_the_recorded_tensor_list(path: Any) -> None:
+    config, wanted = json.loads(path.read_text()), PARAMS[path.stem]
+    if (config.get("rope_scaling") or {}).get("rope_type") == "llama3":
+        with pytest.raises(sc.ScantlingInputError, match="RoPE scaling 'llama3' is not supported"):
+            card_of_config(config, path.stem, path.name)
+        return
+    card = card_of_config(config, path.stem, path.name)
+    weights = sc.assemble(card).named_weights
+    shapes = foreign_shapes(links(FAMILIES[config["model_type"]].rows(card), weights), weights)
+    lines = "\n".join(f"{name}\t{','.join(map(str, shape))}" for name, shape in sorted(shapes.items()))
+    assert len(shapes) == wanted["checkpoint_tensors"]
+    assert hashlib.sha256(lines.encode()).hexdigest() == wanted["checkpoint_names_sha256"]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_preset_is_what_its_config_says(name: str) -> None:
+    config = json.loads((GOLDEN / "configs" / f"{name}.json").read_text())
+    from_config = card_of_config(config, name, name)
+    stored = sc.card(name)
+    assert sc.assemble(stored) == sc.assemble(from_config)
+    assert stored.context == from_config.context
+
+
+RECORDED = [key for key in FLOPS if key.partition("@")[0] in PUBLISHED]
+
+
+@pytest.mark.parametrize("key", RECORDED)
+def test_flops_equal_the_counter(key: str) -> None:
+    wanted = FLOPS[key]
+    f = flops(parts(key.partition("@")[0]), sc.Workload(batch=wanted["B"], tokens=wanted["T"]))
+    assert f.forward == wanted["total"]
+    assert f.by_part["head"] == wanted["lm_head"]
+    assert f.by_part["scores and mix"] == wanted["attention_scores_and_values"]
+    assert f.by_part.get("experts", 0) == wanted["experts"]
+    if wanted["forward_backward"]:
+        assert f.training == wanted["forward_backward"]
+    assert f.forward_visible < f.forward
+
+
+def test_known_figures() -> None:
+    gpt2, llama, mixtral = parts("gpt2-small"), parts("llama-3-8b"), parts("mixtral-8x7b")
+    assert (gpt2.params, parts("gpt2-xl").params, parts("gpt3").params) == (124439808, 1557611200, 174604259328)
+    assert (llama.params, mixtral.params, mixtral.active_params) == (8030261248, 46702792704, 12879925248)
+    bytes_of = lambda model, **w: memory(model, sc.Workload(**w), "float16", "float16")  # noqa: E731
+    assert bytes_of(gpt2).kv_per_token == 36864
+    assert bytes_of(llama).kv_per_token == 131072
+    assert bytes_of(llama, tokens=8192).kv == 1073741824
+    assert bytes_of(parts("llama-2-7b")).kv_per_token == 524288
+    assert bytes_of(parts("walk-5.9b"), batch=2, tokens=1024).logits == 262144000
+
+
+def test_mixture_flops_are_those_of_the_chosen_experts() -> None:
+    f = flops(parts("mixtral-8x7b"), sc.Workload(tokens=4096))
+    assert f.forward // 4096 - f.by_part["scores and mix"] // 4096 == 25497174016
+
+
+def test_lookup_costs_nothing_and_the_head_costs_2vd_tied_or_not() -> None:
+    for name in ("gpt2", "llama-3-8b"):
+        model = parts(name)
+        f = flops(model, sc.Workload(tokens=1))
+        assert f.by_part["head"] == 2 * model.head.vocab_size * model.embed.d_model
+        assert "embedding" not in f.by_part
+    without_scores = flops(parts("llama-3-8b"), sc.Workload()).by_part
+    assert sum(n for part, n in without_scores.items() if part != "scores and mix") == 15009316864
+
+
+@pytest.mark.parametrize(("tokens", "share"), [(2048, 7.7), (8192, 25.0), (16384, 40.0), (32768, 57.1), (131072, 84.2)])
+def test_attention_share_of_the_textbook_block(tokens: int, share: float) -> None:
+    """d = 4096, 24 d^2 + 4 T d per token and layer: an MLP of two 4d matrices."""
+    text = """
+name: textbook
+family: decoder
+n_layers: 2
+d_model: 4096
+vocab_size: 32000
+context: 131072
+attention: {kind: multi_head, n_heads: 32}
+position: {kind: none}
+norm: {kind: rmsnorm, eps: 1.0e-5}
+mlp: {kind: plain, act: gelu}
+tied: true
+"""
+    from scantling.cards import read_text
+
+    f = flops(sc.assemble(read_text(text, "textbook")), sc.Workload(tokens=tokens))
+    assert round(100 * f.attention_share, 1) == share
+    assert f.crossover == 24576
+
+
+def test_sliding_window_counts_exact_pairs() -> None:
+    mistral = parts("mistral-7b")
+    full = flops(mistral, sc.Workload(tokens=8192))
+    mix = full.by_part["scores and mix"]
+    assert mix // 8192 // 32 == 134217728
+    visible = mix - (full.forward - full.forward_visible)
+    assert visible * 8192 / mix / 8192 * 8192 == 3072.25
+
+
+def test_grouped_heads_change_projections_and_cache_but_not_the_scores() -> None:
+    a, b = (flops(parts(name), sc.Workload(tokens=512)).by_part for name in ("llama-2-7b", "walk-5.9b"))
+    assert a["scores and mix"] == b["scores and mix"]
+    assert a["attention projections"] > b["attention projections"]
+
+
+def test_one_decoded_token_reads_past_and_itself() -> None:
+    llama = parts("llama-3-8b")
+    assert per_token(llama, 4095) - per_token(llama, 0) == 4 * 4095 * 4096 * 32
+
+
+def test_doubling_the_length_more_than_doubles_the_cost() -> None:
+    model = parts("llama-2-7b")
+    once, twice = (flops(model, sc.Workload(tokens=t)).forward for t in (8192, 16384))
+    assert twice > 2 * once
+
+
+def test_measuring_three_times_gives_three_equal_numbers() -> None:
+    model = parts("gpt2")
+    assert len({flops(model, sc.Workload(tokens=64)).forward for _ in range(3)}) == 1
+
+
+WALK = [
+    (":ids", (2, 1024), 0),
+    ("embed", (2, 1024, 4096), 131072000),
+    ("attn_norm", (2, 1024, 4096), 4096),
+    ("attn.q", (2, 1024, 4096), 16777216),
+    ("attn.k", (2, 1024, 1024), 4194304),
+    ("attn.v", (2, 1024, 1024), 4194304),
+    ("attn:q_heads", (2, 32, 1024, 128), 0),
+    ("attn:k_heads", (2, 8, 1024, 128), 0),
+    ("attn:v_heads", (2, 8, 1024, 128), 0),
+    ("attn:q_rotated", (2, 32, 1024, 128), 0),
+    ("attn:k_rotated", (2, 8, 1024, 128), 0),
+    ("attn:k_shared", (2, 32, 1024, 128), 0),
+    ("attn:v_shared", (2, 32, 1024, 128), 0),
+    ("attn:mixed", (2, 32, 1024, 128), 0),
+    ("attn:merged", (2, 1024, 4096), 0),
+    ("attn.o", (2, 1024, 4096), 16777216),
+    ("after_attn", (2, 1024, 4096), 0),
+    ("mlp_norm", (2, 1024, 4096), 4096),
+    ("mlp.gate", (2, 1024, 11008), 45088768),
+    ("mlp.up", (2, 1024, 11008), 45088768),
+    ("mlp:hidden", (2, 1024, 11008), 0),
+    ("mlp.down", (2, 1024, 4096), 45088768),
+    ("after_mlp", (2, 1024, 4096), 0),
+    ("final_norm", (2, 1024, 4096), 4096),
+    ("head.matrix", (2, 1024, 32000), 131072000),
+]
+
+
+def test_the_walk_has_the_known_shapes_in_order() -> None:
+    model = parts("walk-5.9b")
+    rows = [(s.path, s.shape, s.params, s.repeat) for s in model.steps(sc.Workload(batch=2, tokens=1024))]
+    found = iter(rows)
+    for end, shape, params in WALK:
+        path, _, _, repeat = next(row for row in found if row[0].endswith(end) and row[1:3] == (shape, params))
+        assert repeat == (32 if "blocks" in path else 1)
+    assert sum(params * repeat for _, _, params, repeat in rows) == model.params == 5933109248

@@ -1,0 +1,375 @@
+"""The laws of the house, over cards that together use every registered part, and over sampled legal cards."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.cards.strategies import legal_cards
+
+import scantling as sc
+from scantling.cards import Card
+from scantling.cards.read import from_dict
+from scantling.parts.part import Part, Workload, cycles, total
+from scantling.study.verify import verify
+from scantling.tensor.cache import Cache
+from scantling.tensor.context import Context
+
+CLOSE = {"atol": 2e-4, "rtol": 1e-4}
+
+BASE: dict[str, Any] = {
+    "name": "law",
+    "family": "decoder",
+    "n_layers": 2,
+    "d_model": 24,
+    "vocab_size": 31,
+    "context": 32,
+    "attention": {"kind": "multi_head", "n_heads": 4, "n_kv_heads": 2, "d_head": 6},
+    "position": {"kind": "rope", "theta": 10000.0},
+    "norm": {"kind": "rmsnorm", "eps": 1e-5},
+    "mlp": {"kind": "gated", "act": "silu", "d_ff": 20},
+    "tied": False,
+}
+EXPERTS = {"kind": "moe", "n_experts": 4, "top_k": 2, "expert": {"kind": "gated", "act": "silu", "d_ff": 12}}
+CHANGES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "gpt2": {
+        "attention": {"kind": "multi_head", "n_heads": 4, "bias": ["q", "k", "v", "o"], "scale_by_layer": True},
+        "position": {"kind": "learned"},
+        "norm": {"kind": "layernorm", "eps": 1e-5},
+        "mlp": {"kind": "plain", "act": "gelu_tanh", "bias": True},
+        "tied": True,
+    },
+    "mixtral": {"mlp": EXPERTS},
+    "experts with biases": {
+        "mlp": {**EXPERTS, "normalize": False, "expert": {"kind": "plain", "act": "relu", "d_ff": 9, "bias": True}}
+    },
+    "window": {"attention": {"kind": "multi_head", "n_heads": 4, "n_kv_heads": 1, "d_head": 6, "window": 3}},
+    "post-norm waves": {
+        "position": {"kind": "sinusoidal"},
+        "norm": {"kind": "layernorm", "eps": 1e-5, "at": ["out"], "bias": False},
+        "mlp": {"kind": "plain", "act": "relu", "d_ff": 20},
+    },
+    "sandwich": {"norm": {"kind": "rmsnorm", "eps": 1e-6, "at": ["in", "res"]}, "head": {"softcap": 5.0}},
+    "no position": {"position": {"kind": "none"}, "embedding": {"scale": 4.5, "vocab_multiple": 8}},
+    "partial neighbours": {"position": {"kind": "rope", "theta": 100.0, "d_rotary": 4, "interleaved": True}},
+    "no layers": {"n_layers": 0},
+}
+CARDS = {name: from_dict({**BASE, **change}, name) for name, change in CHANGES.items()}
+
+
+def registered() -> set[type[Part]]:
+    """Every final part that exists."""
+    found, todo = set(), [Part]
+    while todo:
+        kind = todo.pop()
+        todo += kind.__subclasses__()
+        if "__dataclass_fields__" in kind.__dict__ and kind.__module__.startswith("scantling."):
+            found.add(kind)
+    return found
+
+
+def strong(card: Card, seed: int = 3) -> Any:
+    """A net whose weights are large enough that a wrong shape of the computation shows."""
+    net = sc.assemble(card).build(seed=seed)
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed)) * 0.2)
+    return net
+
+
+def ids_of(card: Card, batch: int, tokens: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, card.vocab_size, (batch, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def run(net: Any, ids: torch.Tensor, **options: Any) -> torch.Tensor:
+    return net(ids, Context.of(ids, **options))
+
+
+def test_the_cards_use_every_registered_part() -> None:
+    used = {type(part) for card in CARDS.values() for _, part, _ in sc.assemble(card).walk()}
+    assert registered() == used
+
+
+def check_declared_weights(card: Card) -> None:
+    """Laws 1 and 2."""
+    model = sc.assemble(card)
+    net = model.build()
+    assert {n: tuple(p.shape) for n, p in net.state_dict().items()} == model.named_weights
+    assert total(model.steps(Workload(tokens=4)), "params") == model.params == sum(p.numel() for p in net.parameters())
+
+
+def check_execution(card: Card) -> None:
+    """Laws 3 and 4, and 10's meta build: every row in order, FLOPs by torch's counter, cache bytes."""
+    assert [row for row in verify(sc.assemble(card)) if not row.equal] == []
+
+
+def check_gradients(card: Card) -> None:
+    """Law 6."""
+    net = strong(card).train()
+    ids = ids_of(card, 2, 6)
+    run(net, ids, training=True).sum().backward()
+    assert [name for name, p in net.named_parameters() if p.grad is None] == []
+
+
+def check_cache(card: Card, cuts: list[int], kernel: str) -> None:
+    """Law 7: whatever the cuts, the cached logits are those of one pass, and the bytes are the declared ones."""
+    net, model = strong(card), sc.assemble(card)
+    ids = ids_of(card, 2, 12)
+    whole = run(net, ids, kernel_name=kernel)
+    w = Workload(batch=2, tokens=12)
+    cache = Cache(model.named_state(w), torch.float32, "cpu")
+    pieces = []
+    for start, end in zip([0, *cuts], [*cuts, 12], strict=True):
+        pieces.append(run(net, ids[:, start:end], cache=cache, kernel_name=kernel))
+        cache.advance(end - start)
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, **CLOSE)
+    assert cache.nbytes == 4 * sum(torch.Size(shape).numel() for shape in model.named_state(w).values())
+
+
+def check_padding(card: Card) -> None:
+    """Law 8: padding on either side and the neighbours of a row change no real token."""
+    net = strong(card)
+    ids = ids_of(card, 3, 9)
+    alone = run(net, ids[:1, :6])
+    for left in (0, 2, 3):
+        row = ids_of(card, 3, 9, seed=7)
+        row[0, left : left + 6] = ids[0, :6]
+        mask = torch.ones_like(row, dtype=torch.bool)
+        mask[0] = False
+        mask[0, left : left + 6] = True
+        positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
+        padded = run(net, row, padding=mask, positions=positions)
+        torch.testing.assert_close(padded[:1, left : left + 6], alone, **CLOSE)
+    order = torch.tensor([2, 0, 1])
+    torch.testing.assert_close(run(net, ids[order]), run(net, ids)[order], **CLOSE)
+
+
+def check_causality(card: Card, kernel: str, own: bool = False) -> None:
+    """Law 9: the gradient of every past logit with respect to a future vector is exactly 0.
+
+    `own`: and with respect to its own vector it is not, which a norm over one channel cannot promise.
+    """
+    net = strong(card)
+    ids = ids_of(card, 1, 8)
+    stream: list[torch.Tensor] = []
+
+    def keep(_: Any, __: Any, out: torch.Tensor) -> torch.Tensor:
+        stream.append(out.detach().requires_grad_(True))
+        return stream[-1]
+
+    hook = net.embed.register_forward_hook(keep)
+    logits = run(net, ids, kernel_name=kernel)
+    hook.remove()
+    for t in range(7):
+        (grad,) = torch.autograd.grad(logits[0, t].square().sum(), stream[0], retain_graph=True)
+        assert torch.count_nonzero(grad[0, t + 1 :]) == 0
+        assert own is False or torch.count_nonzero(grad[0, t]) > 0
+    window = card.attention.window
+    if card.n_layers == 1 and window:
+        (grad,) = torch.autograd.grad(logits[0, 7].square().sum(), stream[0])
+        assert torch.count_nonzero(grad[0, : 8 - window]) == 0
+
+
+@pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
+class TestEveryPart:
+    def test_declared_weights(self, card: Card) -> None:
+        check_declared_weights(card)
+
+    def test_execution(self, card: Card) -> None:
+        check_execution(card)
+
+    def test_gradients(self, card: Card) -> None:
+        check_gradients(card)
+
+    @pytest.mark.parametrize("kernel", ["fused", "reference"])
+    def test_cache(self, card: Card, kernel: str) -> None:
+        check_cache(card, [5, 6, 7, 10], kernel)
+
+    def test_padding_and_neighbours(self, card: Card) -> None:
+        check_padding(card)
+
+    @pytest.mark.parametrize("kernel", ["fused", "reference"])
+    def test_no_future(self, card: Card, kernel: str) -> None:
+        check_causality(card, kernel, own=True)
+
+    def test_kernels_agree(self, card: Card) -> None:
+        net, ids = strong(card), ids_of(card, 2, 9)
+        torch.testing.assert_close(run(net, ids), run(net, ids, kernel_name="reference"), **CLOSE)
+
+    def test_a_copy_is_independent_and_equal(self, card: Card) -> None:
+        net, ids = strong(card), ids_of(card, 1, 5)
+        twin = copy.deepcopy(net)
+        assert torch.equal(twin(ids), net(ids))
+        with torch.no_grad():
+            twin.embed.weight.add_(1.0)
+        assert not torch.equal(twin(ids), net(ids))
+
+    def test_it_compiles_without_a_graph_break(self, card: Card) -> None:
+        torch._dynamo.reset()
+        net, ids = strong(card), ids_of(card, 1, 5)
+        compiled = torch.compile(net, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(ids), net(ids))
+
+    def test_the_same_seed_builds_the_same_weights(self, card: Card) -> None:
+        model = sc.assemble(card)
+        one, two, other = (model.build(seed=seed).state_dict() for seed in (1, 1, 2))
+        assert all(torch.equal(one[name], two[name]) for name in one)
+        assert not all(torch.equal(one[name], other[name]) for name in one)
+
+
+SAMPLED = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+CUTS = st.lists(st.integers(1, 11), max_size=4, unique=True).map(sorted)
+
+
+def sampled_cards() -> st.SearchStrategy[Card]:
+    """Legal cards with room for the lengths used here."""
+    return legal_cards().map(lambda data: from_dict({**data, "context": max(data["context"], 16)}, "sampled"))
+
+
+@SAMPLED
+@given(sampled_cards())
+def test_sampled_cards_weigh_what_they_declare(card: Card) -> None:
+    check_declared_weights(card)
+
+
+@SAMPLED
+@given(sampled_cards())
+def test_sampled_cards_do_what_they_declare(card: Card) -> None:
+    check_execution(card)
+
+
+@SAMPLED
+@given(sampled_cards(), CUTS, st.sampled_from(["fused", "reference"]))
+def test_sampled_cards_keep_the_cache_exact(card: Card, cuts: list[int], kernel: str) -> None:
+    check_cache(card, cuts, kernel)
+
+
+@SAMPLED
+@given(sampled_cards())
+def test_sampled_cards_are_causal_and_blind_to_padding(card: Card) -> None:
+    check_causality(card, "fused")
+    check_padding(card)
+    check_gradients(card)
+
+
+@pytest.mark.slow
+@settings(SAMPLED, max_examples=250)
+@given(sampled_cards(), CUTS)
+def test_many_sampled_cards_hold_every_law(card: Card, cuts: list[int]) -> None:
+    check_declared_weights(card)
+    check_execution(card)
+    check_gradients(card)
+    check_cache(card, cuts, "fused")
+    check_padding(card)
+    check_causality(card, "reference")
+
+
+@given(st.integers(1, 9), st.integers(0, 9), st.one_of(st.none(), st.integers(1, 12)), st.booleans())
+def test_visible_pairs_are_those_of_the_predicate(tokens: int, past: int, window: int | None, causal: bool) -> None:
+    visibility = sc_visibility(causal, window)
+    pairs = [(q, k) for q in range(past, past + tokens) for k in range(past + tokens) if visibility.sees(q, k)]
+    assert visibility.pairs(tokens, past) == len(pairs)
+
+
+def sc_visibility(causal: bool, window: int | None) -> Any:
+    from scantling.visibility import Visibility
+
+    return Visibility(causal, window)
+
+
+@given(st.lists(st.sampled_from("ab"), max_size=14))
+def test_runs_of_blocks_cover_them_in_order(letters: list[str]) -> None:
+    blocks: Any = tuple(letters)
+    out: list[str] = []
+    for start, period, times in cycles(blocks):
+        assert start == len(out)
+        out += list(blocks[start : start + period]) * times
+    assert out == letters
+
+
+class TestPlantedDrift:
+    """A wrong row, shape, weight or cache must make the comparison fail."""
+
+    @pytest.fixture
+    def model(self) -> Any:
+        return sc.assemble(CARDS["llama"])
+
+    def odd(self, model: Any) -> list[str]:
+        return [row.what for row in verify(model) if not row.equal]
+
+    def test_nothing_is_odd_without_a_fault(self, model: Any) -> None:
+        assert self.odd(model) == []
+
+    def test_a_wrong_flop_row(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.change_steps(monkeypatch, "parts.leaf.Linear", flops=lambda s: s.flops + 1)
+        assert all("FLOPs" in what for what in self.odd(model))
+        assert len(self.odd(model)) == 6
+
+    def test_a_wrong_shape(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.change_steps(monkeypatch, "parts.leaf.RMSNorm", shape=lambda s: (*s.shape[:-1], s.shape[-1] + 1))
+        assert all("shapes" in what for what in self.odd(model))
+        assert len(self.odd(model)) == 6
+
+    def test_wrong_parameters_in_a_row(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.change_steps(monkeypatch, "parts.leaf.RMSNorm", params=lambda s: s.params - 1)
+        assert self.odd(model) == ["parameters"]
+
+    def test_a_missing_row(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("scantling.parts.leaf.RMSNorm.steps", lambda self, w: iter(()))
+        assert "shapes, prefill, fused kernel" in self.odd(model)
+
+    def test_a_wrong_order(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        from scantling.parts.mlp import GatedMLP
+
+        right = GatedMLP.steps
+        monkeypatch.setattr(GatedMLP, "steps", lambda self, w: iter([*right(self, w)][::-1]))
+        assert "shapes, decode, reference kernel" in self.odd(model)
+
+    def test_an_undeclared_weight(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        from scantling.parts.leaf import Linear
+
+        monkeypatch.setattr(Linear, "module", lambda self, path: torch.nn.Linear(self.d_in, self.d_out, bias=True))
+        assert "weights, names and shapes" in self.odd(model)
+
+    def test_a_wrong_cache(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        from scantling.parts.attention import Attention
+
+        right = Attention.state
+
+        def larger(self: Any, w: Workload) -> Any:
+            return {name: (b, h + 1, s, d) for name, (b, h, s, d) in right(self, w).items()}
+
+        monkeypatch.setattr(Attention, "state", larger)
+        with pytest.raises(RuntimeError, match="size"):
+            verify(model)
+
+    def test_a_forward_that_computes_more_than_it_declares(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        from scantling.parts.mlp import GatedMLP
+
+        right = GatedMLP.forward
+
+        def twice(self: Any, net: Any, x: Any, ctx: Any, *groups: Any) -> Any:
+            net.up.weight @ net.down.weight
+            return right(self, net, x, ctx, *groups)
+
+        monkeypatch.setattr(GatedMLP, "forward", twice)
+        assert "FLOPs, prefill, fused kernel" in self.odd(model)
+
+    def change_steps(self, monkeypatch: pytest.MonkeyPatch, where: str, **fields: Any) -> None:
+        from dataclasses import replace
+        from importlib import import_module
+
+        module, _, name = where.rpartition(".")
+        kind = getattr(import_module(f"scantling.{module}"), name)
+        right = kind.steps
+
+        def wrong(self: Any, w: Workload) -> Any:
+            for step in right(self, w):
+                yield replace(step, **{field: change(step) for field, change in fields.items()})
+
+        monkeypatch.setattr(kind, "steps", wrong)

@@ -1,0 +1,144 @@
+"""Who may import whom, and what must not load torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import scantling
+
+ROOT = Path(scantling.__file__).parent
+
+BASE = {"errors", "units", "visibility"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "units": {"errors"},
+    "visibility": set(),
+    "tensor": BASE,
+    "cards": BASE,
+    "parts": BASE | {"tensor"},
+    "assembly": BASE | {"cards", "parts"},
+    "numbers": BASE | {"parts"},
+    "text": BASE,
+    "checkpoint": BASE | {"cards"},
+    "study": BASE | {"cards", "parts", "assembly", "numbers", "tensor"},
+    "model": BASE | {"cards", "parts", "assembly", "checkpoint", "text", "tensor", "generate"},
+    "generate": BASE | {"parts", "tensor", "model", "text"},
+    "cli": BASE | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "generate"},
+    "__init__": BASE | {"cards", "parts", "assembly", "model"},
+    "__main__": {"cli"},
+}
+ONLY_INSIDE_FUNCTIONS = {("parts", "tensor"), ("study", "tensor"), ("model", "tensor"), ("model", "generate")}
+TOP_LEVEL_EVEN_SO = {("parts/net.py", "tensor")}
+TORCH_AT_IMPORT = {"tensor", "parts/net.py", "generate/sample.py", "generate/engine.py"}
+
+
+def room(path: Path) -> str:
+    relative = path.relative_to(ROOT)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Modules named by import statements, and whether they run when the file is imported."""
+
+    def visit(node: ast.AST, top: bool) -> Iterator[tuple[str, bool]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                yield from ((alias.name, top) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{path}: relative import"
+                names = [f"{child.module}.{alias.name}" for alias in child.names] if child.module == "scantling" else []
+                yield from ((name, top) for name in names or [child.module or ""])
+            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+                continue
+            else:
+                inner = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+                yield from visit(child, top and not inner)
+
+    yield from visit(ast.parse(path.read_text()), True)
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_downward(path: Path) -> None:
+    here, relative = room(path), str(path.relative_to(ROOT))
+    for module, top in imports(path):
+        if not module.startswith("scantling."):
+            continue
+        there = module.split(".")[1]
+        if there == here:
+            continue
+        assert there in MAY_IMPORT[here], f"{relative} imports {module}"
+        if (here, there) in ONLY_INSIDE_FUNCTIONS and (relative, there) not in TOP_LEVEL_EVEN_SO:
+            assert not top, f"{relative} imports {module} outside a function"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_torch_is_imported_at_the_top_only_where_tensors_live(path: Path) -> None:
+    relative = str(path.relative_to(ROOT))
+    heavy = {
+        module for module, top in imports(path) if top and module.split(".")[0] in ("torch", "numpy", "safetensors")
+    }
+    if room(path) not in TORCH_AT_IMPORT and relative not in TORCH_AT_IMPORT:
+        assert not heavy, f"{relative} imports {heavy}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import scantling; scantling.assemble(scantling.card('llama-3-8b')).params",
+        "import scantling.cli.main, scantling.numbers.count, scantling.numbers.flops, scantling.numbers.memory",
+        "import scantling.cli.main as m; assert m._run(['count', 'llama-3-8b']) == 0",
+        "import scantling.cli.main as m; assert m._run(['trace', 'gpt2', '--tokens', '8']) == 0",
+        "import scantling.cli.main as m; assert m._run(['flops', 'gpt2', '--json']) == 0",
+        "import scantling.cli.main as m; assert m._run(['memory', 'mixtral-8x7b']) == 0",
+        "import scantling.cli.main as m; assert m._run(['parts', 'gpt2']) == 0",
+        "import scantling.cli.main as m; assert m._run(['cards']) == 0",
+        "import scantling.cli.main as m; assert m._run(['--help']) == 0",
+        "import scantling.cli.main as m; assert m._run(['tokenize', 'hello']) == 0",
+    ],
+)
+def test_commands_without_tensors_do_not_load_torch(code: str) -> None:
+    code += "\nimport sys; assert not {'torch', 'transformers'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_count_imports_neither_torch_nor_numpy() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "scantling", "count", "llama-3-8b"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "8,030,261,248" in done.stdout
+    loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
+    assert not loaded & {"torch", "numpy", "safetensors", "tokenizers", "gguf", "jinja2", "huggingface_hub"}
+    assert "msgspec" in loaded
+
+
+def test_without_torch_numbers_work_and_the_missing_extra_names_its_command() -> None:
+    code = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in ('torch', 'numpy', 'safetensors', 'tokenizers', 'gguf', 'jinja2'):
+            raise ModuleNotFoundError(f'No module named {name!r}', name=name)
+sys.meta_path.insert(0, Absent())
+from scantling.cli.main import _run
+assert _run(['count', 'llama-2-7b', '--json']) == 0
+assert _run(['trace', 'llama-2-7b', '--tokens', '8', '--json']) == 0
+assert _run(['verify', 'tiny']) == 2
+assert _run(['generate', 'hello']) == 2
+assert _run(['tokenize', 'hello']) == 2
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert [line.startswith("error: ") for line in lines] == [True] * 3
+    assert "pip install 'scantling[torch]'" in lines[0]
+    assert "pip install 'scantling[torch]'" in lines[1]
+    assert "pip install 'scantling[text]'" in lines[2]
