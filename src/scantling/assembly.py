@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from scantling.cards import schema
 from scantling.cards.rules import MAX_PARAMS, table_rows
-from scantling.cards.schema import Card
+from scantling.cards.schema import Card, Layer
 from scantling.errors import ScantlingInputError
+from scantling.parts import rope
 from scantling.parts.attention import Attention
-from scantling.parts.block import Block, Sublayer
-from scantling.parts.leaf import Embedding, LayerNorm, Norm, RMSNorm
+from scantling.parts.block import Block, ParallelBlock, Sublayer
+from scantling.parts.leaf import Embedding, HeadNorm, LayerNorm, Linear, Norm, RMSNorm
 from scantling.parts.mlp import MLP, GatedMLP
 from scantling.parts.moe import MoE, Router
 from scantling.parts.part import Part
-from scantling.parts.position import Learned, NoPosition, Position, RoPE, Sinusoidal
+from scantling.parts.position import ALiBi, Learned, NoPosition, Position, Sinusoidal
+from scantling.parts.rope import RoPE
 from scantling.parts.stack import Stack
 from scantling.parts.transformer import Head, Transformer
 from scantling.visibility import Visibility
@@ -24,16 +29,29 @@ def assemble(card: Card) -> Transformer:
     Raises:
         ScantlingInputError: the model would have more than 10^15 parameters.
     """
-    position = _position(card)
+    rows, d_model = table_rows(card), card.d_model
+    width = card.embedding.width or d_model
+    head = card.head
     model = Transformer(
-        embed=Embedding(table_rows(card), card.d_model),
+        embed=Embedding(rows, width),
+        widen=None if width == d_model else Linear(width, d_model),
         decoder=Stack(
-            position=position,
-            blocks=tuple(_block(card, i, position) for i in range(card.n_layers)),
-            final_norm=None if "out" in card.norm.at else _norm(card),
+            position=_stream_position(card),
+            blocks=tuple(_block(card, i, layer) for i, layer in enumerate(_layers(card))),
+            final_norm=_norm(card.norm, d_model) if _ends_in_norm(card) else None,
+            embed_norm=None if card.embedding.norm is None else _norm(card.embedding.norm, d_model),
             dropout=card.dropout.embedding,
         ),
-        head=Head(card.d_model, table_rows(card), card.vocab_size, card.tied, card.head.softcap),
+        head=Head(
+            d_model,
+            width if card.tied else d_model,
+            rows,
+            card.vocab_size,
+            card.tied,
+            head.bias,
+            head.scale,
+            head.softcap,
+        ),
         scale=card.embedding.scale,
     )
     if model.params > MAX_PARAMS:
@@ -41,58 +59,148 @@ def assemble(card: Card) -> Transformer:
     return model
 
 
-def _block(card: Card, layer: int, position: Position) -> Block:
-    parts = {"attn": _attention(card, layer, position), "mlp": _mlp(card.d_model, card.mlp)}
-    order = ("in", "res", "out")
-    norms = tuple((place, _norm(card)) for place in order if place in card.norm.at)
-    sublayers = tuple(Sublayer(name, part, norms) for name, part in parts.items())
-    return Block(card.d_model, sublayers, card.dropout.residual)
+def _layers(card: Card) -> list[Layer]:
+    """One entry per layer: the pattern, repeated and cut to n_layers."""
+    if not card.pattern:
+        return [Layer()] * card.n_layers
+    unit = [layer for layer in card.pattern for _ in range(layer.times)]
+    return [unit[i % len(unit)] for i in range(card.n_layers)]
 
 
-def _attention(card: Card, layer: int, position: Position) -> Part:
-    spec = card.attention
+def _ends_in_norm(card: Card) -> bool:
+    return "out" not in card.norm.at if card.norm.final is None else card.norm.final
+
+
+def _block(card: Card, index: int, layer: Layer) -> Part:
+    position = card.position if layer.position is None else layer.position
+    parts = {
+        "attn": _attention(card, index, layer.attention or card.attention, position),
+        "mlp": _mlp(card.d_model, layer.mlp or card.mlp),
+    }
+    norms = tuple((place, _norm(card.norm, card.d_model)) for place in ("in", "res", "out") if place in card.norm.at)
+    sublayers = [Sublayer(name, part, norms) for name, part in parts.items()]
+    if not card.residual.parallel:
+        return Block(card.d_model, tuple(sublayers), card.dropout.residual, card.residual.from_norm)
+    if card.residual.shared_norm:
+        sublayers[1] = replace(sublayers[1], norms=())
+    return ParallelBlock(card.d_model, tuple(sublayers), card.dropout.residual)
+
+
+def _attention(card: Card, index: int, spec: schema.MultiHead | schema.Latent, position: schema.Section) -> Part:
+    if isinstance(spec, schema.Latent):
+        raise ScantlingInputError(f"card {card.name!r}: latent attention is not there yet")
     assert spec.n_kv_heads is not None
     assert spec.d_head is not None
     scale = spec.d_head**-0.5 if spec.scale is None else spec.scale
+    q_norm, k_norm = (_qk_norm(spec.qk_norm, heads, spec.d_head) for heads in (spec.n_heads, spec.n_kv_heads))
     return Attention(
         d_model=card.d_model,
         n_heads=spec.n_heads,
         n_kv_heads=spec.n_kv_heads,
         d_head=spec.d_head,
-        scale=scale / (layer + 1) if spec.scale_by_layer else scale,
+        scale=scale / (index + 1) if spec.scale_by_layer else scale,
         visibility=Visibility(causal=True, window=spec.window),
-        position=position if isinstance(position, RoPE) else NoPosition(),
+        position=_score_position(card, position, spec.n_heads, scale),
         biases=frozenset(spec.bias),
+        q_norm=q_norm,
+        k_norm=k_norm,
+        softcap=spec.softcap,
+        sinks=spec.sinks,
+        clip=spec.clip,
         dropout=card.dropout.attention,
     )
 
 
-def _position(card: Card) -> Position:
+def _qk_norm(spec: schema.QKNorm | None, heads: int, d_head: int) -> Norm | HeadNorm | None:
+    if spec is None:
+        return None
+    if spec.over == "each_head":
+        return HeadNorm(heads, d_head, spec.eps, centred=spec.kind == "layernorm")
+    width = d_head if spec.over == "head" else heads * d_head
+    if spec.kind == "rmsnorm":
+        return RMSNorm(width, spec.eps, spec.plus_one)
+    return LayerNorm(width, spec.eps, spec.bias)
+
+
+def _stream_position(card: Card) -> Position:
+    """What is added to the residual stream."""
     spec = card.position
+    if isinstance(spec, schema.Learned):
+        return Learned(card.context, card.d_model, spec.offset)
+    return Sinusoidal(card.d_model, spec.theta) if isinstance(spec, schema.Sinusoidal) else NoPosition()
+
+
+def _score_position(card: Card, spec: schema.Section, n_heads: int, scale: float) -> Position:
+    """What acts on queries, keys, or scores."""
+    if isinstance(spec, schema.RoPE):
+        assert spec.d_rotary is not None
+        return RoPE(spec.d_rotary, spec.theta, spec.interleaved, _scaling(card, spec.scaling))
+    if isinstance(spec, schema.ALiBi):
+        return ALiBi(n_heads, spec.max_bias, scale if spec.scaled else 1.0, spec.rounded)
+    return NoPosition()
+
+
+def _scaling(card: Card, spec: schema.Scaling | None) -> rope.Scaling | None:
     match spec:
-        case schema.Learned():
-            return Learned(card.context, card.d_model)
-        case schema.Sinusoidal():
-            return Sinusoidal(card.d_model, spec.theta)
-        case schema.RoPE():
-            assert spec.d_rotary is not None
-            return RoPE(spec.d_rotary, spec.theta, spec.interleaved)
-        case schema.NoPosition():
-            return NoPosition()
+        case None:
+            return None
+        case schema.LinearScaling():
+            return rope.Linear(spec.factor)
+        case schema.DynamicScaling():
+            return rope.Dynamic(spec.factor, spec.trained_length)
+        case schema.Llama3Scaling():
+            return rope.Llama3(spec.factor, spec.trained_length, spec.low_freq_factor, spec.high_freq_factor)
+        case schema.YarnScaling():
+            return rope.Yarn(
+                spec.factor,
+                spec.trained_length,
+                spec.beta_fast,
+                spec.beta_slow,
+                spec.attention_factor,
+                spec.mscale,
+                spec.mscale_all_dim,
+                spec.truncate,
+            )
+        case schema.LongRopeScaling():
+            stretch = card.context / spec.trained_length
+            usual = math.sqrt(1 + math.log(stretch) / math.log(spec.trained_length)) if stretch > 1 else 1.0
+            factor = usual if spec.attention_factor is None else spec.attention_factor
+            return rope.LongRope(spec.trained_length, tuple(spec.short_factor), tuple(spec.long_factor), factor)
 
 
-def _norm(card: Card) -> Norm:
-    spec = card.norm
+def _norm(spec: schema.RMSNorm | schema.LayerNorm, d: int) -> Norm:
     if isinstance(spec, schema.RMSNorm):
-        return RMSNorm(card.d_model, spec.eps)
-    return LayerNorm(card.d_model, spec.eps, spec.bias)
+        return RMSNorm(d, spec.eps, spec.plus_one)
+    return LayerNorm(d, spec.eps, spec.bias)
 
 
-def _mlp(d_model: int, spec: schema.Plain | schema.Gated | schema.MoE, n_experts: int | None = None) -> Part:
+def _mlp(
+    d_model: int, spec: schema.Plain | schema.Gated | schema.MoE, n_experts: int | None = None
+) -> MLP | GatedMLP | MoE:
     if isinstance(spec, schema.MoE):
         experts = _mlp(d_model, spec.expert, spec.n_experts)
-        assert isinstance(experts, MLP | GatedMLP)
-        return MoE(Router(d_model, spec.n_experts, spec.top_k, spec.normalize), experts)
+        shared = None if spec.shared is None else _mlp(d_model, spec.shared)
+        assert not isinstance(experts, MoE)
+        assert not isinstance(shared, MoE)
+        return MoE(_router(d_model, spec), experts, shared)
     assert spec.d_ff is not None
-    kind = GatedMLP if isinstance(spec, schema.Gated) else MLP
-    return kind(d_model, spec.d_ff, spec.act, spec.bias, n_experts)
+    if isinstance(spec, schema.Plain):
+        return MLP(d_model, spec.d_ff, spec.act, spec.bias, n_experts)
+    clamp = None if spec.clamp is None else (spec.clamp.limit, spec.clamp.alpha)
+    return GatedMLP(d_model, spec.d_ff, spec.act, spec.bias, n_experts, clamp)
+
+
+def _router(d_model: int, spec: schema.MoE) -> Router:
+    return Router(
+        d_model=d_model,
+        n_experts=spec.n_experts,
+        top_k=spec.top_k,
+        normalize=spec.normalize,
+        scores=spec.scores,
+        bias=spec.bias,
+        selection_bias=spec.selection_bias,
+        scale=spec.scale,
+        groups=spec.groups,
+        top_groups=spec.top_groups,
+        group_score=spec.group_score,
+    )

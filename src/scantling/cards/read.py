@@ -18,7 +18,7 @@ from ruamel.yaml.events import AliasEvent, CollectionStartEvent, DocumentStartEv
 from ruamel.yaml.representer import SafeRepresenter
 
 from scantling.cards.rules import complete, shown
-from scantling.cards.schema import Card
+from scantling.cards.schema import Card, Layer
 from scantling.errors import ScantlingInputError, nearest
 
 MAX_BYTES = 256 * 1024
@@ -62,6 +62,7 @@ def from_dict(data: Any, where: str) -> Card:
     Raises:
         ScantlingInputError: an unknown or missing key, a value of the wrong kind, or keys that contradict each other.
     """
+    data = _with_patterns(data)
     _check_keys(data, Card, "", where)
     try:
         card = msgspec.convert(data, Card, strict=True)
@@ -70,12 +71,46 @@ def from_dict(data: Any, where: str) -> Card:
     return complete(card)
 
 
+def _with_patterns(data: Any) -> Any:
+    """Each section of a pattern laid over the card's own, where both are of one kind."""
+    if not isinstance(data, Mapping) or not isinstance(data.get("pattern"), list):
+        return data
+    layers = [_laid_over(data, layer) if isinstance(layer, Mapping) else layer for layer in data["pattern"]]
+    return {**data, "pattern": layers}
+
+
+def _laid_over(card: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(layer)
+    for key, section in layer.items():
+        base = card.get(key)
+        if isinstance(section, Mapping) and isinstance(base, Mapping):
+            same = section.get("kind", base.get("kind")) == base.get("kind")
+            merged[key] = {**base, **section} if same else section
+    return merged
+
+
 def to_yaml(card: Card) -> str:
     """The card as YAML, a section a line; keys at their fixed defaults are left out."""
-    lines = []
-    for key, value in _stated(card).items():
-        lines.append(f"{key}: {_flow(value)}\n")
-    return "".join(lines)
+    stated = _stated(card)
+    if card.pattern:
+        stated["pattern"] = [_differences(card, layer) for layer in card.pattern]
+    return "".join(f"{key}: {_flow(value)}\n" for key, value in stated.items())
+
+
+def _differences(card: Card, layer: Layer) -> dict[str, Any]:
+    """A layer of a pattern without what the card says already."""
+    stated: dict[str, Any] = {"times": layer.times} if layer.times != 1 else {}
+    for key in ("attention", "position", "mlp"):
+        section, base = getattr(layer, key), getattr(card, key)
+        if section is None or section == base:
+            continue
+        if type(section) is not type(base):
+            stated[key] = _stated(section)
+            continue
+        fields = [field.name for field in msgspec.structs.fields(section)]
+        pairs = {name: getattr(section, name) for name in fields if getattr(section, name) != getattr(base, name)}
+        stated[key] = {k: _stated(v) if isinstance(v, msgspec.Struct) else v for k, v in pairs.items()}
+    return stated
 
 
 def _stated(section: msgspec.Struct) -> dict[str, Any]:
@@ -87,7 +122,7 @@ def _stated(section: msgspec.Struct) -> dict[str, Any]:
     for field in msgspec.structs.fields(section):
         value = getattr(section, field.name)
         default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-        if value != default:
+        if value != default and field.name != "pattern":
             stated[field.name] = _stated(value) if isinstance(value, msgspec.Struct) else value
     return stated
 
@@ -199,6 +234,10 @@ def _check_keys(data: Any, struct: Any, path: str, where: str) -> None:
             raise ScantlingInputError(
                 f"{where}: unknown key {shown(at)}; known here: {', '.join(known)}{nearest(str(key), known)}"
             )
+        if fields.get(key) == list[Layer] and isinstance(value, list):
+            for i, layer in enumerate(value):
+                _check_keys(layer, Layer, f"{at}[{i}]", where)
+            continue
         structs = [m for m in _members(fields.get(key)) if isinstance(m, type) and issubclass(m, msgspec.Struct)]
         if structs and value is not None:
             _check_keys(value, _choose(structs, value, at, where), at, where)

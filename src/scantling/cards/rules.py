@@ -6,7 +6,19 @@ import reprlib
 
 from msgspec.structs import replace
 
-from scantling.cards.schema import Card, Gated, Learned, MoE, MultiHead, Plain, RoPE
+from scantling.cards.schema import (
+    Card,
+    Gated,
+    Latent,
+    Layer,
+    Learned,
+    Llama3Scaling,
+    LongRopeScaling,
+    MoE,
+    MultiHead,
+    Plain,
+    RoPE,
+)
 from scantling.errors import ScantlingInputError
 
 MAX_PARAMS = 10**15
@@ -19,50 +31,105 @@ def complete(card: Card) -> Card:
         ScantlingInputError: a default cannot be derived, or two keys contradict each other.
     """
     attention = _attention(card, card.attention)
-    position = card.position
-    if isinstance(position, RoPE):
-        position = _rope(card, position, attention)
     if not card.norm.at or len(set(card.norm.at)) != len(card.norm.at):
         _refuse(card, "norm.at", card.norm.at, "name one or more of in, res, out, each once")
-    return replace(card, attention=attention, position=position, mlp=_mlp(card, card.mlp))
+    _residual(card)
+    done = replace(card, attention=attention, mlp=_mlp(card, card.mlp))
+    if isinstance(card.position, RoPE):
+        done = replace(done, position=_rope(card, card.position, attention))
+    return replace(done, pattern=[_layer(done, i, layer) for i, layer in enumerate(card.pattern)])
 
 
-def _attention(card: Card, attention: MultiHead) -> MultiHead:
+def _layer(card: Card, i: int, layer: Layer) -> Layer:
+    at = f"pattern[{i}]."
+    if layer.times < 1:
+        _refuse(card, f"{at}times", layer.times, "at least 1 layer is needed")
+    attention = card.attention if layer.attention is None else _attention(card, layer.attention, at)
+    position = layer.position
+    if isinstance(position, RoPE):
+        position = _rope(card, position, attention, at)
+    mlp = None if layer.mlp is None else _mlp(card, layer.mlp, at)
+    return replace(layer, attention=None if layer.attention is None else attention, position=position, mlp=mlp)
+
+
+def _residual(card: Card) -> None:
+    residual = card.residual
+    if residual.shared_norm and not residual.parallel:
+        _refuse(card, "residual.shared_norm", True, "only parallel sublayers can share a norm")
+    if residual.parallel and card.norm.at != ["in"]:
+        _refuse(card, "norm.at", card.norm.at, "parallel sublayers are normed at in")
+    if residual.from_norm and (residual.parallel or "in" not in card.norm.at):
+        _refuse(card, "residual.from_norm", True, "it needs sequential sublayers that are normed at in")
+
+
+def _attention(card: Card, attention: MultiHead | Latent, at: str = "") -> MultiHead | Latent:
+    if isinstance(attention, Latent):
+        return _latent(card, attention, at)
     heads = attention.n_heads
     kv_heads = heads if attention.n_kv_heads is None else attention.n_kv_heads
     if heads % kv_heads:
-        _refuse(card, "attention.n_kv_heads", kv_heads, f"it must divide n_heads {heads}")
+        _refuse(card, f"{at}attention.n_kv_heads", kv_heads, f"it must divide n_heads {heads}")
     d_head = attention.d_head
     if d_head is None:
         if card.d_model % heads:
             better = f"n_heads must divide d_model {card.d_model}, or d_head must be given"
-            _refuse(card, "attention.n_heads", heads, better)
+            _refuse(card, f"{at}attention.n_heads", heads, better)
         d_head = card.d_model // heads
     if len(set(attention.bias)) != len(attention.bias):
-        _refuse(card, "attention.bias", attention.bias, "name each projection once")
+        _refuse(card, f"{at}attention.bias", attention.bias, "name each projection once")
     return replace(attention, n_kv_heads=kv_heads, d_head=d_head)
 
 
-def _rope(card: Card, position: RoPE, attention: MultiHead) -> RoPE:
-    assert attention.d_head is not None
-    width = attention.d_head if position.d_rotary is None else position.d_rotary
+def _latent(card: Card, attention: Latent, at: str) -> Latent:
+    if not isinstance(card.position, RoPE):
+        _refuse(card, "position.kind", type(card.position).__name__, "latent attention needs rope")
+    if attention.d_rope % 2:
+        _refuse(card, f"{at}attention.d_rope", attention.d_rope, "RoPE turns pairs of channels, so it must be even")
+    return attention
+
+
+def _rope(card: Card, position: RoPE, attention: MultiHead | Latent, at: str = "") -> RoPE:
+    d_head = attention.d_rope if isinstance(attention, Latent) else attention.d_head
+    assert d_head is not None
+    width = d_head if position.d_rotary is None else position.d_rotary
     if width % 2:
         key = "attention.d_head" if position.d_rotary is None else "position.d_rotary"
-        _refuse(card, key, width, "RoPE turns pairs of channels, so it must be even")
-    if width > attention.d_head:
-        _refuse(card, "position.d_rotary", width, f"it cannot exceed d_head {attention.d_head}")
+        _refuse(card, f"{at}{key}", width, "RoPE turns pairs of channels, so it must be even")
+    if width > d_head:
+        _refuse(card, f"{at}position.d_rotary", width, f"it cannot exceed the head's {d_head} channels")
+    scaling = position.scaling
+    if isinstance(scaling, LongRopeScaling):
+        for key in ("short_factor", "long_factor"):
+            if len(factors := getattr(scaling, key)) != width // 2:
+                right = f"one for each of the {width // 2} pairs is needed"
+                _refuse(card, f"{at}position.scaling.{key}", f"{len(factors)} numbers", right)
+    if isinstance(scaling, Llama3Scaling) and scaling.low_freq_factor >= scaling.high_freq_factor:
+        right = f"it must be below high_freq_factor {scaling.high_freq_factor}"
+        _refuse(card, f"{at}position.scaling.low_freq_factor", scaling.low_freq_factor, right)
     return replace(position, d_rotary=width)
 
 
-def _mlp(card: Card, mlp: Plain | Gated | MoE) -> Plain | Gated | MoE:
-    if isinstance(mlp, MoE):
-        if mlp.top_k > mlp.n_experts:
-            _refuse(card, "mlp.top_k", mlp.top_k, f"it cannot exceed n_experts {mlp.n_experts}")
-        return replace(mlp, expert=_with_width(card, mlp.expert))
-    return _with_width(card, mlp)
+def _mlp(card: Card, mlp: Plain | Gated | MoE, at: str = "") -> Plain | Gated | MoE:
+    if not isinstance(mlp, MoE):
+        return _with_width(card, mlp, at)
+    if mlp.top_k > mlp.n_experts:
+        _refuse(card, f"{at}mlp.top_k", mlp.top_k, f"it cannot exceed n_experts {mlp.n_experts}")
+    if mlp.n_experts % mlp.groups:
+        _refuse(card, f"{at}mlp.groups", mlp.groups, f"it must divide n_experts {mlp.n_experts}")
+    if mlp.top_groups > mlp.groups:
+        _refuse(card, f"{at}mlp.top_groups", mlp.top_groups, f"it cannot exceed groups {mlp.groups}")
+    room = mlp.n_experts // mlp.groups * mlp.top_groups
+    if mlp.top_k > room:
+        _refuse(card, f"{at}mlp.top_k", mlp.top_k, f"{mlp.top_groups} of {mlp.groups} groups hold {room} experts")
+    if mlp.group_score == "top2" and mlp.n_experts // mlp.groups < 2:
+        _refuse(card, f"{at}mlp.group_score", "top2", "a group needs at least two experts for its two best")
+    shared = None if mlp.shared is None else _with_width(card, mlp.shared, at)
+    return replace(mlp, expert=_with_width(card, mlp.expert, at), shared=shared)
 
 
-def _with_width(card: Card, mlp: Plain | Gated) -> Plain | Gated:
+def _with_width(card: Card, mlp: Plain | Gated, at: str) -> Plain | Gated:
+    if isinstance(mlp, Gated) and mlp.clamp and mlp.act != "silu":
+        _refuse(card, f"{at}mlp.act", mlp.act, "a clamped gate is defined with silu only")
     if mlp.d_ff is not None:
         return mlp
     gated = 256 * -(-8 * card.d_model // (3 * 256))

@@ -25,6 +25,22 @@ class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A mapping of the card."""
 
 
+class QKNorm(Section):
+    """A norm on queries and keys before positions are applied.
+
+    Attributes:
+        kind: layernorm has a shift only if `bias` says so.
+        over: head (one gain for all heads, over d_head), each_head (a gain per head), width (over all heads together).
+        plus_one: the gain is 1 + weight.
+    """
+
+    kind: Literal["rmsnorm", "layernorm"]
+    eps: Positive
+    over: Literal["head", "each_head", "width"] = "head"
+    bias: bool = False
+    plus_one: bool = False
+
+
 class MultiHead(Section, tag_field="kind", tag="multi_head"):
     """Multi-head, multi-query and grouped-query attention.
 
@@ -36,6 +52,10 @@ class MultiHead(Section, tag_field="kind", tag="multi_head"):
         bias: which projections have one: a list of q, k, v, o; default none.
         scale: factor on the scores; default d_head^-0.5.
         scale_by_layer: the factor is divided by the layer's number, from 1 (GPT-2's scale_attn_by_inverse_layer_idx).
+        qk_norm: default none.
+        softcap: c in c * tanh(scores / c); default none.
+        sinks: a learned score per head that takes weight and gives no value.
+        clip: q, k and v are clamped to [-clip, clip]; default not.
     """
 
     n_heads: Width
@@ -45,6 +65,33 @@ class MultiHead(Section, tag_field="kind", tag="multi_head"):
     bias: list[Projection] = []
     scale: Positive | None = None
     scale_by_layer: bool = False
+    qk_norm: QKNorm | None = None
+    softcap: Positive | None = None
+    sinks: bool = False
+    clip: Positive | None = None
+
+
+class Latent(Section, tag_field="kind", tag="latent"):
+    """Multi-head latent attention (DeepSeek V2, arXiv:2405.04434, section 2.1).
+
+    Attributes:
+        kv_rank: width of the latent that keys and values are made from, and that the cache keeps.
+        q_rank: width of the latent that queries are made from; default none, queries come from the stream.
+        d_nope: channels of a head's query and key without position.
+        d_rope: channels with RoPE; the key's are shared by all heads.
+        d_value: channels of a head's value.
+        eps: of the RMSNorms on the latents.
+        scale: factor on the scores; default (d_nope + d_rope)^-0.5.
+    """
+
+    n_heads: Width
+    kv_rank: Width
+    d_nope: Width
+    d_rope: Width
+    d_value: Width
+    eps: Positive
+    q_rank: Width | None = None
+    scale: Positive | None = None
 
 
 class NoPosition(Section, tag_field="kind", tag="none"):
@@ -62,7 +109,84 @@ class Sinusoidal(Section, tag_field="kind", tag="sinusoidal"):
 
 
 class Learned(Section, tag_field="kind", tag="learned"):
-    """A trained vector per position, added to the embeddings; the table has `context` rows."""
+    """A trained vector per position, added to the embeddings; the table has `context` rows.
+
+    Attributes:
+        offset: rows that stand before position 0 in addition (OPT and BART 2, RoBERTa its padding id + 1).
+    """
+
+    offset: Annotated[int, Meta(ge=0, le=1024)] = 0
+
+
+class ALiBi(Section, tag_field="kind", tag="alibi"):
+    """A penalty on the scores that grows with the distance, a slope per head (Press et al., arXiv:2108.12409).
+
+    Attributes:
+        max_bias: the slopes are 2^(-max_bias i / H).
+        scaled: the penalty is multiplied by the attention scale, as Falcon does.
+        rounded: slopes and penalties are rounded to bfloat16, as Falcon does.
+    """
+
+    max_bias: Positive = 8.0
+    scaled: bool = False
+    rounded: bool = False
+
+
+class LinearScaling(Section, tag_field="kind", tag="linear"):
+    """Positions divided by `factor` (Chen et al., arXiv:2306.15595)."""
+
+    factor: Positive
+
+
+class DynamicScaling(Section, tag_field="kind", tag="dynamic"):
+    """The base grows with the length once it exceeds `trained_length` (dynamic NTK)."""
+
+    factor: Positive
+    trained_length: Size
+
+
+class YarnScaling(Section, tag_field="kind", tag="yarn"):
+    """Slow channels interpolated, fast ones kept, a ramp between (Peng et al., arXiv:2309.00071).
+
+    Attributes:
+        beta_fast, beta_slow: turns over the trained length at the two ends of the ramp.
+        attention_factor: on cosines and sines; default from factor, or from mscale and mscale_all_dim.
+        truncate: the ends of the ramp are rounded outward to whole channels.
+    """
+
+    factor: Positive
+    trained_length: Size
+    beta_fast: Positive = 32.0
+    beta_slow: Positive = 1.0
+    attention_factor: Positive | None = None
+    mscale: Positive | None = None
+    mscale_all_dim: Positive | None = None
+    truncate: bool = True
+
+
+class Llama3Scaling(Section, tag_field="kind", tag="llama3"):
+    """Wavelengths longer than trained_length / low_freq_factor divided by `factor`, a blend up to high_freq_factor."""
+
+    factor: Positive
+    trained_length: Size
+    low_freq_factor: Positive
+    high_freq_factor: Positive
+
+
+class LongRopeScaling(Section, tag_field="kind", tag="longrope"):
+    """A divisor per channel, one list up to `trained_length` and one beyond (Ding et al., arXiv:2402.13753).
+
+    Attributes:
+        attention_factor: on cosines and sines; default sqrt(1 + ln(context / trained_length) / ln(trained_length)).
+    """
+
+    trained_length: Size
+    short_factor: list[Positive]
+    long_factor: list[Positive]
+    attention_factor: Positive | None = None
+
+
+Scaling: TypeAlias = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongRopeScaling
 
 
 class RoPE(Section, tag_field="kind", tag="rope"):
@@ -72,11 +196,13 @@ class RoPE(Section, tag_field="kind", tag="rope"):
         theta: base of the angles.
         d_rotary: channels turned in each head, even; default d_head.
         interleaved: pairs are neighbours instead of halves.
+        scaling: how the angles are changed for contexts beyond the trained length; default not.
     """
 
     theta: Positive
     d_rotary: Width | None = None
     interleaved: bool = False
+    scaling: Scaling | None = None
 
 
 class RMSNorm(Section, tag_field="kind", tag="rmsnorm"):
@@ -85,10 +211,14 @@ class RMSNorm(Section, tag_field="kind", tag="rmsnorm"):
     Attributes:
         eps: added to the mean square; always explicit.
         at: where a sublayer is normalised: in (pre-norm), out (post-norm), res (before the addition).
+        plus_one: the gain is 1 + weight (Gemma).
+        final: the stack ends in a norm; default yes unless `at` has out.
     """
 
     eps: Positive
     at: list[Place] = field(default_factory=lambda: ["in"])
+    plus_one: bool = False
+    final: bool | None = None
 
 
 class LayerNorm(Section, tag_field="kind", tag="layernorm"):
@@ -98,11 +228,27 @@ class LayerNorm(Section, tag_field="kind", tag="layernorm"):
         eps: added to the variance; always explicit.
         at: where a sublayer is normalised: in (pre-norm), out (post-norm), res (before the addition).
         bias: with a shift.
+        final: the stack ends in a norm; default yes unless `at` has out.
     """
 
     eps: Positive
     at: list[Place] = field(default_factory=lambda: ["in"])
     bias: bool = True
+    final: bool | None = None
+
+
+class Residual(Section):
+    """How sublayers hang on the residual stream.
+
+    Attributes:
+        parallel: attention and MLP read the same stream and are added together (GPT-J, NeoX, Falcon, Phi).
+        shared_norm: in parallel, one norm serves both.
+        from_norm: what is added to is the normed stream (BLOOM's apply_residual_connection_post_layernorm).
+    """
+
+    parallel: bool = False
+    shared_norm: bool = False
+    from_norm: bool = False
 
 
 class Plain(Section, tag_field="kind", tag="plain"):
@@ -118,17 +264,26 @@ class Plain(Section, tag_field="kind", tag="plain"):
     bias: bool = False
 
 
+class Clamp(Section):
+    """gpt-oss's gate: gate at most `limit`, up within it, (up + 1) * gate * sigmoid(alpha * gate)."""
+
+    limit: Positive
+    alpha: Positive
+
+
 class Gated(Section, tag_field="kind", tag="gated"):
     """down(act(gate(x)) * up(x)).
 
     Attributes:
         d_ff: width of one matrix; default 8 d_model / 3 rounded up to a multiple of 256.
         bias: the three matrices have a shift.
+        clamp: default none; with it `act` must be silu.
     """
 
     act: Act
     d_ff: Width | None = None
     bias: bool = False
+    clamp: Clamp | None = None
 
 
 class MoE(Section, tag_field="kind", tag="moe"):
@@ -139,12 +294,27 @@ class MoE(Section, tag_field="kind", tag="moe"):
         top_k: experts that each token uses.
         normalize: the weights of the chosen experts are divided by their sum.
         expert: what each expert is.
+        scores: softmax over all experts, sigmoid of each, or softmax over the chosen ones only (top_softmax).
+        bias: the router's matrix has a shift.
+        selection_bias: a learned shift that decides who is chosen and not with what weight (DeepSeek V3).
+        scale: factor on the weights of the chosen.
+        groups: experts in this many groups, of which only `top_groups` are looked at; default one.
+        group_score: a group counts by its best expert (max) or by its two best (top2).
+        shared: an MLP that every token uses besides; default none.
     """
 
     n_experts: Width
     top_k: Width
     expert: Plain | Gated
     normalize: bool = True
+    scores: Literal["softmax", "sigmoid", "top_softmax"] = "softmax"
+    bias: bool = False
+    selection_bias: bool = False
+    scale: Positive = 1.0
+    groups: Width = 1
+    top_groups: Width = 1
+    group_score: Literal["max", "top2"] = "max"
+    shared: Plain | Gated | None = None
 
 
 class Embedding(Section):
@@ -153,20 +323,43 @@ class Embedding(Section):
     Attributes:
         scale: factor on the vectors; default none.
         vocab_multiple: the table's rows are vocab_size rounded up to a multiple of this.
+        width: of the table, where it is not d_model: a projection widens it (and narrows it again for a tied head).
+        norm: on the sum of token and position vectors; kind and eps as for the blocks; default none.
+        token_types: rows of a table of segment types that is added; default none.
     """
 
     scale: Positive | None = None
     vocab_multiple: Rows = 1
+    width: Width | None = None
+    norm: RMSNorm | LayerNorm | None = None
+    token_types: Width | None = None
 
 
 class Head(Section):
     """The output.
 
     Attributes:
+        bias: a shift per token.
+        scale: factor on the stream before the matrix; default none.
         softcap: c in c * tanh(logits / c); default none.
     """
 
+    bias: bool = False
+    scale: Positive | None = None
     softcap: Positive | None = None
+
+
+class Layer(Section):
+    """What differs in some layers; sections as in the card, their keys laid over the card's own.
+
+    Attributes:
+        times: consecutive layers of this kind.
+    """
+
+    times: Layers = 1
+    attention: MultiHead | Latent | None = None
+    position: NoPosition | RoPE | None = None
+    mlp: Plain | Gated | MoE | None = None
 
 
 class Dropout(Section):
@@ -217,6 +410,7 @@ class Card(Section):
         vocab_size: tokens V that exist.
         context: longest sequence T_max.
         tied: the head's matrix is the embedding table.
+        pattern: layers that differ, repeated until there are n_layers; default all alike.
         dtype: in which the weights are stored.
     """
 
@@ -226,11 +420,13 @@ class Card(Section):
     d_model: Width
     vocab_size: Rows
     context: Size
-    attention: MultiHead
-    position: NoPosition | Sinusoidal | Learned | RoPE
+    attention: MultiHead | Latent
+    position: NoPosition | Sinusoidal | Learned | RoPE | ALiBi
     norm: RMSNorm | LayerNorm
     mlp: Plain | Gated | MoE
     tied: bool
+    residual: Residual = Residual()
+    pattern: list[Layer] = []
     embedding: Embedding = Embedding()
     head: Head = Head()
     dropout: Dropout = Dropout()

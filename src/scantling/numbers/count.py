@@ -56,7 +56,7 @@ def _by_role(part: Part) -> dict[str, int]:
 
 
 def _shortcut(model: Transformer, by_part: dict[str, int]) -> tuple[int, dict[str, int]]:
-    d, layers, vocab = model.embed.d_model, len(model.decoder.blocks), model.head.vocab_size
+    d, layers, vocab = model.d_model, len(model.decoder.blocks), model.head.vocab_size
     tables = 1 if model.head.tied else 2
     reasons = {
         "attention is not 4 d^2 (grouped KV heads, head width, biases)": by_part.get("attention", 0)
@@ -72,7 +72,7 @@ def _shortcut(model: Transformer, by_part: dict[str, int]) -> tuple[int, dict[st
 
 def ratios(model: Transformer, counted: Count) -> dict[str, float]:
     """What practitioners check: d/L, the MLP's share of the blocks, d_ff/d."""
-    d, layers = model.embed.d_model, len(model.decoder.blocks)
+    d, layers = model.d_model, len(model.decoder.blocks)
     stack = sum(n for role, n in counted.by_part.items() if role not in ("embedding", "position", "head"))
     mlp = sum(counted.by_part.get(role, 0) for role in ("mlp", "experts", "router"))
     first = model.decoder.blocks[0] if layers else None

@@ -29,40 +29,88 @@ class Sublayer:
             return None
         return f"{self.name}_norm" if place == "in" else f"{self.name}_{place}_norm"
 
+    def children(self) -> dict[str, Part]:
+        """The part and its norms by name, in the order of execution."""
+        named: dict[str, Part] = {}
+        for place in ("in", "part", "res", "out"):
+            if place == "part":
+                named[self.name] = self.part
+            elif (name := self.norm_name(place)) is not None:
+                named[name] = dict(self.norms)[place]
+        return named
+
 
 @dataclass(frozen=True)
 class Block(Part):
-    """Sublayers that each read the residual stream and add to it (placements: Xiong et al., arXiv:2002.04745)."""
+    """Sublayers that each read the residual stream and add to it (placements: Xiong et al., arXiv:2002.04745).
+
+    Attributes:
+        from_norm: what a sublayer adds to is the normed stream, not the stream itself (BLOOM's option).
+    """
 
     d_model: int
     sublayers: tuple[Sublayer, ...]
     dropout: float = 0.0
+    from_norm: bool = False
 
     def children(self) -> Mapping[str, Part]:
-        named: dict[str, Part] = {}
-        for sub in self.sublayers:
-            named |= {str(sub.norm_name(place)): norm for place, norm in sub.norms if place == "in"}
-            named[sub.name] = sub.part
-            named |= {str(sub.norm_name(place)): norm for place, norm in sub.norms if place != "in"}
-        return named
+        return {name: part for sub in self.sublayers for name, part in sub.children().items()}
 
     def steps(self, w: Workload) -> Iterator[Step]:
         for sub in self.sublayers:
             for name in (sub.norm_name("in"), sub.name, sub.norm_name("res")):
                 if name is not None:
                     yield from self.steps_of(name, w)
-            shape = (w.batch, w.tokens, self.d_model)
-            yield Step(f":after_{sub.name}", "residual add", shape, formula="x + f(x)", note="Nothing is overwritten.")
+            yield _added(
+                f":after_{sub.name}", w, self.d_model, "norm(x) + f(norm(x))" if self.from_norm else "x + f(x)"
+            )
             if (name := sub.norm_name("out")) is not None:
                 yield from self.steps_of(name, w)
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         for sub in self.sublayers:
             into, res, out = (sub.norm_name(place) for place in ("in", "res", "out"))
-            update = getattr(net, sub.name)(getattr(net, into)(x) if into else x, ctx)
+            read = getattr(net, into)(x) if into else x
+            update = getattr(net, sub.name)(read, ctx)
             if res:
                 update = getattr(net, res)(update)
+            x = read if self.from_norm else x
             x = ctx.mark(net, f"after_{sub.name}", x + ctx.drop(net, update, self.dropout))
             if out:
                 x = getattr(net, out)(x)
         return x
+
+
+@dataclass(frozen=True)
+class ParallelBlock(Part):
+    """x + f(norm_f(x)) + g(norm_g(x)): every sublayer reads the same stream (GPT-J; arXiv:2204.02311, section 2).
+
+    A sublayer without a norm of its own shares the first one's.
+    """
+
+    d_model: int
+    sublayers: tuple[Sublayer, ...]
+    dropout: float = 0.0
+
+    def children(self) -> Mapping[str, Part]:
+        return {name: part for sub in self.sublayers for name, part in sub.children().items()}
+
+    def steps(self, w: Workload) -> Iterator[Step]:
+        for sub in self.sublayers:
+            for name in (sub.norm_name("in"), sub.name):
+                if name is not None:
+                    yield from self.steps_of(name, w)
+        yield _added(":after_all", w, self.d_model, "x + f(x) + g(x)")
+
+    def forward(self, net: Any, x: Any, ctx: Any) -> Any:
+        total, read = x, x
+        for sub in self.sublayers:
+            if (into := sub.norm_name("in")) is not None:
+                read = getattr(net, into)(x)
+            total = total + ctx.drop(net, getattr(net, sub.name)(read, ctx), self.dropout)
+        return ctx.mark(net, "after_all", total)
+
+
+def _added(path: str, w: Workload, d_model: int, formula: str) -> Step:
+    note = "Adds to the stream; nothing is overwritten."
+    return Step(path, "residual add", (w.batch, w.tokens, d_model), formula=formula, note=note)

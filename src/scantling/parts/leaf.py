@@ -78,23 +78,37 @@ class Embedding(Part):
 
 @dataclass(frozen=True)
 class RMSNorm(Part):
-    """x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich, arXiv:1910.07467, eq. 4)."""
+    """x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich, arXiv:1910.07467, eq. 4).
+
+    Attributes:
+        plus_one: the gain is 1 + w, multiplied before the result is rounded (Gemma).
+    """
 
     d: int
     eps: float
+    plus_one: bool = False
     role = "norm"
+
+    @property
+    def initial(self) -> Mapping[str, float]:
+        return {"weight": 0.0 if self.plus_one else 1.0}
 
     def weights(self) -> Mapping[str, Shape]:
         return {"weight": (self.d,)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        formula = f"x / sqrt(mean(x^2) + {self.eps:g}) * w"
+        formula = f"x / sqrt(mean(x^2) + {self.eps:g}) * " + ("(1 + w)" if self.plus_one else "w")
         yield Step("", "RMSNorm", (*w.rows, self.d), self.params, formula=formula, note="Sets each vector's size.")
 
     def module(self, path: str) -> nn.Module:
         from torch import nn
 
-        return nn.RMSNorm(self.d, eps=self.eps)
+        return super().module(path) if self.plus_one else nn.RMSNorm(self.d, eps=self.eps)
+
+    def forward(self, net: Any, x: Any) -> Any:
+        wide = x.float()
+        sized = wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return (sized * (1.0 + net.weight.float())).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -119,6 +133,40 @@ class LayerNorm(Part):
         from torch import nn
 
         return nn.LayerNorm(self.d, eps=self.eps, bias=self.bias)
+
+
+@dataclass(frozen=True)
+class HeadNorm(Part):
+    """A norm over each head's channels with a gain per head: (B, H, T, d) -> (B, H, T, d).
+
+    Attributes:
+        centred: LayerNorm without a shift instead of RMSNorm.
+    """
+
+    n_heads: int
+    d: int
+    eps: float
+    centred: bool = False
+    role = "norm"
+
+    @property
+    def initial(self) -> Mapping[str, float]:
+        return {"weight": 1.0}
+
+    def weights(self) -> Mapping[str, Shape]:
+        return {"weight": (self.n_heads, self.d)}
+
+    def steps(self, w: Workload) -> Iterator[Step]:
+        shape = (w.batch, self.n_heads, w.tokens, self.d)
+        name = "LayerNorm" if self.centred else "RMSNorm"
+        yield Step("", f"{name} per head", shape, self.params, formula=f"norm(x) * w_h, eps {self.eps:g}")
+
+    def forward(self, net: Any, x: Any) -> Any:
+        wide = x.float()
+        if self.centred:
+            wide = wide - wide.mean(-1, keepdim=True)
+        sized = wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return (sized * net.weight.float()[:, None]).to(x.dtype)
 
 
 Norm = RMSNorm | LayerNorm

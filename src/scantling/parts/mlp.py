@@ -43,7 +43,8 @@ class MLP(Part):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         yield from self.steps_of("up", w, "up", "Widens each token's vector.")
-        yield Step(":hidden", self.act, (*w.rows, self.d_ff), formula=f"{self.act}(up)")
+        note = "The only step of the MLP that is not linear."
+        yield Step(":hidden", self.act, (*w.rows, self.d_ff), formula=f"{self.act}(up)", note=note)
         yield from self.steps_of("down", w, "down", "Back to the stream's width.")
 
     def forward(self, net: Any, x: Any, ctx: Any, *groups: Any) -> Any:
@@ -56,6 +57,7 @@ class GatedMLP(Part):
     """down(act(gate(x)) * up(x)): SwiGLU, GEGLU, ReGLU by the activation (Shazeer, arXiv:2002.05202, eq. 6).
 
     Attributes:
+        clamp: (limit, alpha) of gpt-oss's gate, or None.
         n_experts: None for one MLP; a number for that many side by side, each row going to its expert.
     """
 
@@ -64,6 +66,7 @@ class GatedMLP(Part):
     act: str
     bias: bool = False
     n_experts: int | None = None
+    clamp: tuple[float, float] | None = None
 
     @property
     def role(self) -> str:
@@ -79,9 +82,17 @@ class GatedMLP(Part):
     def steps(self, w: Workload) -> Iterator[Step]:
         yield from self.steps_of("gate", w, "gate", "Decides how much of each hidden channel passes.")
         yield from self.steps_of("up", w, "up", "Widens each token's vector.")
-        yield Step(":hidden", f"{self.act} x gate", (*w.rows, self.d_ff), formula=f"{self.act}(gate) * up")
+        formula = f"{self.act}(gate) * up" if self.clamp is None else "(up + 1) * gate * sigmoid(alpha gate), clamped"
+        note = "The gate scales each hidden channel."
+        yield Step(":hidden", f"{self.act} x gate", (*w.rows, self.d_ff), formula=formula, note=note)
         yield from self.steps_of("down", w, "down", "Back to the stream's width.")
 
     def forward(self, net: Any, x: Any, ctx: Any, *groups: Any) -> Any:
-        gated = ctx.activate(self.act, net.gate(x, *groups)) * net.up(x, *groups)
+        gate, up = net.gate(x, *groups), net.up(x, *groups)
+        if self.clamp is None:
+            gated = ctx.activate(self.act, gate) * up
+        else:
+            limit, alpha = self.clamp
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            gated = (up + 1) * gate * (alpha * gate).sigmoid()
         return net.down(ctx.mark(net, "hidden", gated), *groups)

@@ -9,54 +9,106 @@ from typing import Any
 
 from scantling.parts.leaf import Linear
 from scantling.parts.mlp import MLP, GatedMLP
-from scantling.parts.part import Part, Step, Workload
+from scantling.parts.part import Part, Shape, Step, Workload
 
 
 @dataclass(frozen=True)
 class Router(Part):
-    """Softmax over experts, the best `top_k` kept (Jiang et al., arXiv:2401.04088, section 2.1).
+    """Scores every expert and keeps the best `top_k`.
+
+    Mixtral (arXiv:2401.04088, section 2.1) takes a softmax and divides the kept weights by their sum; DeepSeek V3
+    (arXiv:2412.19437, section 2.1.2) takes sigmoids, looks into the best groups only and selects with a bias.
 
     Attributes:
+        scores: ``softmax`` over all experts, ``sigmoid`` of each, ``top_softmax`` over the kept ones only.
         normalize: the kept weights are divided by their sum.
+        bias: the matrix has a shift.
+        selection_bias: a learned shift that decides who is kept and not with what weight.
+        scale: factor on the kept weights.
+        groups, top_groups: experts in groups, of which only the best are looked at.
+        group_score: ``max`` or ``top2``: a group counts by its best expert or by the sum of its two best.
     """
 
     d_model: int
     n_experts: int
     top_k: int
     normalize: bool = True
+    scores: str = "softmax"
+    bias: bool = False
+    selection_bias: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_score: str = "max"
     role = "router"
 
+    @property
+    def initial(self) -> Mapping[str, float]:
+        return {"selection_bias": 0.0}
+
     def children(self) -> Mapping[str, Part]:
-        return {"choose": Linear(self.d_model, self.n_experts)}
+        return {"choose": Linear(self.d_model, self.n_experts, self.bias)}
+
+    def weights(self) -> Mapping[str, Shape]:
+        return {"selection_bias": (self.n_experts,)} if self.selection_bias else {}
 
     def steps(self, w: Workload) -> Iterator[Step]:
         yield from self.steps_of("choose", w, "router", "Scores every expert for each token.")
-        formula = f"top-{self.top_k} of softmax" + (", divided by their sum" if self.normalize else "")
-        yield Step(":kept", "choose experts", (*w.rows, self.top_k), formula=formula)
+        if self.selection_bias:
+            note = "Decides who is chosen, not with what weight."
+            yield Step(
+                ":selection", "selection bias", (*w.rows, self.n_experts), self.n_experts, formula="s + b", note=note
+            )
+        kind = {"softmax": "softmax", "sigmoid": "sigmoid", "top_softmax": "scores, then softmax"}[self.scores]
+        formula = f"top-{self.top_k} of {kind}" + (", divided by their sum" if self.normalize else "")
+        yield Step(":kept", "choose experts", (*w.rows, self.top_k), formula=formula, note="The weights of the chosen.")
 
     def forward(self, net: Any, x: Any, ctx: Any) -> tuple[Any, Any]:
         """x (B, T, d) -> weights (B, T, top_k) in x's dtype, expert ids (B, T, top_k)."""
-        kept, experts = net.choose(x).float().softmax(-1).topk(self.top_k, -1)
+        logits = net.choose(x).float()
+        if self.scores == "top_softmax":
+            kept, experts = logits.topk(self.top_k, -1)
+            kept = kept.softmax(-1)
+        else:
+            scores = logits.softmax(-1) if self.scores == "softmax" else logits.sigmoid()
+            wanted = ctx.mark(net, "selection", scores + net.selection_bias) if self.selection_bias else scores
+            experts = self._in_best_groups(wanted).topk(self.top_k, -1).indices
+            kept = scores.gather(-1, experts)
         if self.normalize:
             kept = kept / kept.sum(-1, keepdim=True)
-        return ctx.mark(net, "kept", kept.to(x.dtype)), experts
+        return ctx.mark(net, "kept", (kept * self.scale).to(x.dtype)), experts
+
+    def _in_best_groups(self, scores: Any) -> Any:
+        """Scores (..., E) with the experts of all but the best groups out of reach."""
+        if self.groups == 1:
+            return scores
+        grouped = scores.unflatten(-1, (self.groups, -1))
+        best = grouped.topk(2 if self.group_score == "top2" else 1, -1).values.sum(-1)
+        chosen = best.topk(self.top_groups, -1).indices
+        out = best.new_ones(best.shape).scatter(-1, chosen, 0.0).bool()
+        return grouped.masked_fill(out[..., None], float("-inf")).flatten(-2)
 
 
 @dataclass(frozen=True)
 class MoE(Part):
-    """sum over the chosen experts of weight * expert(x); no token is dropped.
+    """sum over the chosen experts of weight * expert(x), plus the shared MLP; no token is dropped.
 
     Rows are sorted by expert, so every shape is static: T * top_k rows whatever the router decides.
+
+    Attributes:
+        shared: an MLP that every token uses, or None.
     """
 
     router: Router
     experts: MLP | GatedMLP
+    shared: MLP | GatedMLP | None = None
 
     def __post_init__(self) -> None:
         assert self.experts.n_experts == self.router.n_experts
 
     def children(self) -> Mapping[str, Part]:
-        return {"router": self.router, "experts": self.experts}
+        named: dict[str, Part] = {"router": self.router, "experts": self.experts}
+        return named | {"shared": self.shared} if self.shared else named
 
     def idle_params(self) -> int:
         router = self.router
@@ -64,15 +116,22 @@ class MoE(Part):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         sent = math.prod(w.rows) * self.router.top_k
+        shape = (*w.rows, self.router.d_model)
         yield from self.steps_of("router", w)
         note = "Each token once per chosen expert, sorted by expert."
         yield Step(":sent", "send to experts", (sent, self.router.d_model), formula="x[order]", note=note)
         yield from self.steps_of("experts", replace(w, lead=(sent,)))
         note = "Each token's expert outputs, weighted and added."
-        yield Step(":combined", "combine", (*w.rows, self.router.d_model), formula="sum_e weight_e y_e", note=note)
+        yield Step(":combined", "combine", shape, formula="sum_e weight_e y_e", note=note)
+        if self.shared:
+            yield from self.steps_of("shared", w)
+            yield Step(
+                ":with_shared", "add the shared MLP", shape, formula="y + shared(x)", note="Used by every token."
+            )
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         kept, experts = net.router(x, ctx)
         groups = ctx.group(experts, self.router.n_experts)
         out = net.experts(ctx.mark(net, "sent", groups.send(x)), ctx, groups)
-        return ctx.mark(net, "combined", groups.combine(out, kept))
+        combined = ctx.mark(net, "combined", groups.combine(out, kept))
+        return ctx.mark(net, "with_shared", combined + net.shared(x, ctx)) if self.shared else combined

@@ -128,6 +128,11 @@ class Part:
         """What the part itself keeps between decode steps, sized for `w.keys` positions."""
         return {}
 
+    @property
+    def initial(self) -> Mapping[str, float]:
+        """First values of weights that are not drawn like matrices."""
+        return {}
+
     def idle_params(self) -> int:
         """Parameters that no single token uses (experts not chosen), children included."""
         return sum(part.idle_params() for _, part in self.parts())

@@ -1,4 +1,4 @@
-"""How a model knows order: `embed` adds to the residual stream, `rotation` turns queries and keys."""
+"""How a model knows order: `embed` adds to the stream, `rotation` turns queries and keys, `bias` adds to the scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scantling.parts.part import Part, Step, Workload
 
 
 class Position(Part):
-    """No position at all: both hooks do nothing. Other schemes override the hook they use."""
+    """No position at all: the hooks do nothing. Other schemes override the hook they use."""
 
     role = "position"
 
@@ -27,6 +27,10 @@ class Position(Part):
         """Cosines and sines, each (1 or B, 1, T, d_rotary), or None where nothing is turned."""
         return None
 
+    def bias(self, net: Any, ctx: Any) -> Any | None:
+        """What is added to the scores, (1 or B, H, T, S), or None; `net` is the built part."""
+        return None
+
     @property
     def turned(self) -> int:
         """Channels of each head that are turned."""
@@ -40,20 +44,26 @@ class NoPosition(Position):
 
 @dataclass(frozen=True)
 class Learned(Position):
-    """A trained vector per position, added once at the bottom (GPT-2, BERT)."""
+    """A trained vector per position, added once at the bottom (GPT-2, BERT).
+
+    Attributes:
+        offset: rows of the table before that of position 0.
+    """
 
     n_positions: int
     d_model: int
+    offset: int = 0
 
     def children(self) -> Mapping[str, Part]:
-        return {"table": Embedding(self.n_positions, self.d_model)}
+        return {"table": Embedding(self.n_positions + self.offset, self.d_model)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
         yield from self.steps_of("table", Workload(1, w.tokens), "position lookup", "One trained vector per position.")
-        yield Step(":added", "add positions", (*w.rows, self.d_model), formula="x + P[positions]")
+        note = "Now the order shows in the vectors."
+        yield Step(":added", "add positions", (*w.rows, self.d_model), formula="x + P[positions]", note=note)
 
     def embed(self, net: Any, x: Any, ctx: Any) -> Any:
-        return ctx.mark(net, "added", x + net.table(ctx.positions))
+        return ctx.mark(net, "added", x + net.table(ctx.positions + self.offset if self.offset else ctx.positions))
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,8 @@ class Sinusoidal(Position):
     theta: float = 10000.0
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        yield Step(":added", "add waves", (*w.rows, self.d_model), formula="x + [sin, cos](p / theta^(2i/d))")
+        note, formula = "Now the order shows in the vectors.", "x + [sin, cos](p / theta^(2i/d))"
+        yield Step(":added", "add waves", (*w.rows, self.d_model), formula=formula, note=note)
 
     def embed(self, net: Any, x: Any, ctx: Any) -> Any:
         return ctx.mark(
@@ -76,25 +87,30 @@ class Sinusoidal(Position):
 
 
 @dataclass(frozen=True)
-class RoPE(Position):
-    """Turns pairs of channels of q and k by angles that grow with the position (Su et al., arXiv:2104.09864, eq. 34).
+class ALiBi(Position):
+    """A penalty on the scores: slope times distance (Press et al., arXiv:2108.12409, section 3).
 
     Attributes:
-        d_rotary: channels turned, the first of each head; even.
-        theta: base of the angles.
-        interleaved: pairs are neighbours (2i, 2i + 1); otherwise (i, i + d_rotary / 2), the halves.
+        max_bias: head i of H has the slope 2^(-max_bias i / H); where H is no power of two, the slopes of the next
+            lower power come first and every other one of the next higher power fills up.
+        scale: factor on the penalty.
+        rounded: slopes and penalties pass through bfloat16.
     """
 
-    d_rotary: int
-    theta: float
-    interleaved: bool = False
+    n_heads: int
+    max_bias: float = 8.0
+    scale: float = 1.0
+    rounded: bool = False
 
-    def rotation(self, ctx: Any) -> Any:
-        return ctx.turns(inverse_frequencies(self.theta, self.d_rotary), self.interleaved)
+    def slopes(self) -> tuple[float, ...]:
+        """One slope per head."""
+        power = 1 << (self.n_heads.bit_length() - 1)
+        first = [2.0 ** (-self.max_bias * i / power) for i in range(1, power + 1)]
+        rest = [2.0 ** (-self.max_bias * i / (2 * power)) for i in range(1, 2 * (self.n_heads - power), 2)]
+        return tuple(first + rest)
 
-    @property
-    def turned(self) -> int:
-        return self.d_rotary
+    def bias(self, net: Any, ctx: Any) -> Any:
+        return ctx.penalties(self.slopes(), self.scale, self.rounded)
 
 
 def inverse_frequencies(theta: float, width: int) -> tuple[float, ...]:

@@ -13,19 +13,31 @@ from scantling.parts.position import Position
 
 @dataclass(frozen=True)
 class Stack(Part):
-    """x (B, T, d) -> (B, T, d). Pre-norm stacks end in one `final_norm`, post-norm stacks in none."""
+    """x (B, T, d) -> (B, T, d). Pre-norm stacks end in one `final_norm`, post-norm stacks in none.
+
+    Attributes:
+        embed_norm: on the vectors with their positions, before the first block (BLOOM, BERT), or None.
+    """
 
     position: Position
     blocks: tuple[Part, ...]
     final_norm: Norm | None
+    embed_norm: Norm | None = None
     dropout: float = 0.0
 
     def children(self) -> Mapping[str, Child]:
-        named: dict[str, Child] = {"position": self.position, "blocks": self.blocks}
-        return named | {"final_norm": self.final_norm} if self.final_norm else named
+        named: dict[str, Child | None] = {
+            "position": self.position,
+            "embed_norm": self.embed_norm,
+            "blocks": self.blocks,
+            "final_norm": self.final_norm,
+        }
+        return {name: part for name, part in named.items() if part is not None}
 
     def steps(self, w: Workload) -> Iterator[Step]:
         yield from self.steps_of("position", w)
+        if self.embed_norm:
+            yield from self.steps_of("embed_norm", w)
         runs = [(0, len(self.blocks), 1)] if w.unrolled else cycles(self.blocks)
         for start, period, times in runs:
             for i in range(start, start + period):
@@ -35,7 +47,10 @@ class Stack(Part):
             yield from self.steps_of("final_norm", w)
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
-        x = ctx.drop(net, self.position.embed(net.position, x, ctx), self.dropout)
+        x = self.position.embed(net.position, x, ctx)
+        if self.embed_norm:
+            x = net.embed_norm(x)
+        x = ctx.drop(net, x, self.dropout)
         for block in net.blocks:
             x = block(x, ctx)
         return net.final_norm(x) if self.final_norm else x

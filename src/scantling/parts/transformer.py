@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scantling.parts.leaf import Embedding, Linear
-from scantling.parts.part import Child, Part, Step, Workload
+from scantling.parts.part import Child, Part, Shape, Step, Workload
 from scantling.parts.stack import Stack
 
 
@@ -16,35 +16,65 @@ class Head(Part):
     """Logits from the stream: (B, T, d) -> (B, T, V).
 
     Attributes:
+        width: of the vectors that the matrix reads; a projection narrows the stream to it where it is not d_model.
         rows: of the matrix; at least `vocab_size`, more where the vocabulary is padded.
         tied: the matrix is the embedding's, so the head owns none (Press and Wolf, arXiv:1608.05859).
+        bias: a shift per token.
+        scale: factor on the stream before the matrix (T5), or None.
         softcap: c in c * tanh(logits / c), or None.
     """
 
     d_model: int
+    width: int
     rows: int
     vocab_size: int
     tied: bool
+    bias: bool = False
+    scale: float | None = None
     softcap: float | None = None
     role = "head"
 
+    @property
+    def initial(self) -> Mapping[str, float]:
+        return {"bias": 0.0}
+
     def children(self) -> Mapping[str, Part]:
-        return {} if self.tied else {"matrix": Linear(self.d_model, self.rows)}
+        named: dict[str, Part] = {} if self.width == self.d_model else {"narrow": Linear(self.d_model, self.width)}
+        return named if self.tied else named | {"matrix": Linear(self.width, self.rows, self.bias)}
+
+    def weights(self) -> Mapping[str, Shape]:
+        return {"bias": (self.rows,)} if self.tied and self.bias else {}
 
     def steps(self, w: Workload) -> Iterator[Step]:
         shape, note = (*w.rows, self.rows), "A score for every token of the vocabulary."
-        product = next(Linear(self.d_model, self.rows).steps(w))
+        if self.width != self.d_model:
+            yield from self.steps_of("narrow", w, "narrow", "Back to the width of the token table.")
+        if self.scale:
+            formula = f"{self.scale:g} x"
+            yield Step(":scaled", "scale", (*w.rows, self.width), formula=formula, note="Keeps the logits in bounds.")
         if self.tied:
-            yield Step(":product", "LM head (tied)", shape, 0, product.flops, product.flops, formula="x E^T", note=note)
+            flops = next(Linear(self.width, self.rows).steps(w)).flops
+            params, formula = (self.rows, "x E^T + b") if self.bias else (0, "x E^T")
+            yield Step(":product", "LM head (tied)", shape, params, flops, flops, formula=formula, note=note)
         else:
             yield from self.steps_of("matrix", w, "LM head", note)
         if self.softcap:
-            yield Step(":capped", "soft cap", shape, formula=f"{self.softcap:g} tanh(x / {self.softcap:g})")
+            formula = f"{self.softcap:g} tanh(x / {self.softcap:g})"
+            yield Step(":capped", "soft cap", shape, formula=formula, note="Keeps the logits in bounds.")
         if self.rows != self.vocab_size:
-            yield Step(":cut", "cut the padding", (*w.rows, self.vocab_size), note="Padded rows are no tokens.")
+            cut = (*w.rows, self.vocab_size)
+            yield Step(":cut", "cut the padding", cut, formula="x[:V]", note="Padded rows are no tokens.")
 
     def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
-        logits = ctx.mark(net, "product", x @ table.T) if self.tied else net.matrix(x)
+        if self.width != self.d_model:
+            x = net.narrow(x)
+        if self.scale:
+            x = ctx.mark(net, "scaled", x * self.scale)
+        if self.tied:
+            logits = x @ table.T
+            logits = ctx.mark(net, "product", logits + net.bias if self.bias else logits)
+        else:
+            logits = net.matrix(x)
         if self.softcap:
             logits = ctx.mark(net, "capped", (logits / self.softcap).tanh() * self.softcap)
         if self.rows != self.vocab_size:
@@ -57,23 +87,37 @@ class Transformer(Part):
     """A decoder: ids (B, T) -> logits (B, T, V).
 
     Attributes:
+        widen: from the table's width to d_model, or None where they are equal.
         scale: factor on the embeddings, or None.
     """
 
     embed: Embedding
     decoder: Stack
     head: Head
+    widen: Linear | None = None
     scale: float | None = None
     role = "embedding"
 
     def children(self) -> Mapping[str, Child]:
-        return {"embed": self.embed, "decoder": self.decoder, "head": self.head}
+        named: dict[str, Child] = {"embed": self.embed}
+        if self.widen:
+            named["widen"] = self.widen
+        return named | {"decoder": self.decoder, "head": self.head}
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+        return self.head.d_model
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        yield Step(":ids", "token ids", w.rows, note="Text cut into pieces of the vocabulary.", dtype="int64")
+        note = "Text cut into pieces of the vocabulary."
+        yield Step(":ids", "text to token ids", w.rows, formula="text -> ids", note=note, dtype="int64")
         yield from self.steps_of("embed", w, note="One row of the table per token.")
+        if self.widen:
+            yield from self.steps_of("widen", w, "widen", "From the table's width to the stream's.")
         if self.scale is not None:
-            yield Step(":scaled", "scale embeddings", (*w.rows, self.embed.d_model), formula=f"{self.scale:g} x")
+            note = "Brings the vectors to the size the blocks expect."
+            yield Step(":scaled", "scale embeddings", (*w.rows, self.d_model), formula=f"{self.scale:g} x", note=note)
         yield from self.steps_of("decoder", w)
         yield from self.steps_of("head", w)
         yield from self._outcome_steps(w)
@@ -91,8 +135,10 @@ class Transformer(Part):
         if ctx is None:
             from scantling.tensor.context import Context
 
-            ctx = Context.of(ids)
+            ctx = Context.of(ids, training=net.training)
         x = net.embed(ctx.mark(net, "ids", ids))
+        if self.widen:
+            x = net.widen(x)
         if self.scale is not None:
             x = ctx.mark(net, "scaled", x * self.scale)
         x = net.decoder(x, ctx)

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scantling.tensor import mask, rotate
-from scantling.tensor.attend import kernel, share
+from scantling.tensor.attend import BiasRows, Terms, kernel, share
 from scantling.tensor.cache import Cache
+from scantling.visibility import Visibility
 
 Recorder = Callable[[str, Tensor], Tensor]
 
@@ -79,9 +80,25 @@ class Context:
         cos, sin, interleaved = self._memo[position]
         return rotate.rotate(x, cos.to(x.dtype), sin.to(x.dtype), interleaved)
 
-    def turns(self, frequencies: Sequence[float], interleaved: bool) -> tuple[Tensor, Tensor, bool]:
-        """Cosines and sines of this pass's positions."""
-        return *rotate.turns(self.positions, frequencies, interleaved), interleaved
+    def turns(
+        self, frequencies: Sequence[float], interleaved: bool, factor: float = 1.0
+    ) -> tuple[Tensor, Tensor, bool]:
+        """Cosines and sines of this pass's positions, times `factor`."""
+        return *rotate.turns(self.positions, frequencies, interleaved, factor), interleaved
+
+    def penalties(self, slopes: Sequence[float], scale: float, rounded: bool) -> BiasRows:
+        """ALiBi's rows: slope times (key - query), which softmax cannot tell from slope times key.
+
+        Rounded penalties are slope times the key's own position in bfloat16, as Falcon computes them.
+        """
+        tilt = torch.tensor(slopes, dtype=torch.float32, device=self.device)[:, None, None]
+        key = torch.arange(self.past + self.tokens, device=self.device)[None]
+        if rounded:
+            place = key if self.padding is None else (self.padding.long().cumsum(-1) - 1) * self.padding
+            tilt, place = tilt.bfloat16(), place.bfloat16()
+            return lambda start, end: (tilt * place[:, None, None, :]).float() * scale
+        query = key[0, self.past :]
+        return lambda start, end: (tilt * (key - query[start:end, None]) * scale)[None]
 
     def waves(self, frequencies: Sequence[float], width: int) -> Tensor:
         """Sinusoidal vectors of this pass's positions: (1 or B, T, width)."""
@@ -93,20 +110,42 @@ class Context:
             new = self.cache.append(f"{net.path}:{name}", new)
         return new if self.training else self.mark(net, name, new)
 
-    def attend(self, net: Any, q: Tensor, k: Tensor, v: Tensor, part: Any) -> Tensor:
-        """Attention as `part` describes it (visibility, scale, dropout): q (B, H, T, D) -> (B, H, T, D)."""
-        if part.visibility not in self._memo:
-            self._memo[part.visibility] = mask.build(part.visibility, self.tokens, self.past, self.padding, self.device)
-        seen, causal = self._memo[part.visibility]
+    def attend(self, net: Any, q: Tensor, k: Tensor, v: Tensor, part: Any, sinks: Tensor | None = None) -> Tensor:
+        """Attention as `part` describes it (visibility, position, scale, softcap, dropout).
+
+        Args:
+            q: (B, H, T, D).
+            k, v: (B, H_kv, S, D) and (B, H_kv, S, D_v).
+            sinks: (H,) or None.
+
+        Returns:
+            (B, H, T, D_v).
+        """
+        bias = self._bias(net, part)
+        plain = bias is None and part.softcap is None and sinks is None
+        seen, causal = self._mask(part.visibility, explicit=not plain)
         if self._fused and self.recorder is not None and k.shape[1] != q.shape[1]:
             # The fused kernel indexes KV heads; a recorder is shown what that index selects.
             self.mark(net, "k_shared", share(k, q.shape[1]))
             self.mark(net, "v_shared", share(v, q.shape[1]))
         dropout = part.dropout if self.training else 0.0
-        mixed = self._kernel(
-            q, k, v, seen, causal, part.scale, dropout, lambda point, value: self.mark(net, point, value)
-        )
-        return self.mark(net, "mixed", mixed)
+        terms = Terms(seen, causal, part.scale, bias, part.softcap, sinks, dropout)
+        return self.mark(net, "mixed", self._kernel(q, k, v, terms, lambda point, value: self.mark(net, point, value)))
+
+    def _bias(self, net: Any, part: Any) -> BiasRows | None:
+        key = ("bias", part.position)
+        if key not in self._memo:
+            self._memo[key] = part.position.bias(net, self)
+        rows: BiasRows | None = self._memo[key]
+        return rows
+
+    def _mask(self, visibility: Visibility, explicit: bool) -> tuple[Tensor | None, bool]:
+        key = ("mask", visibility, explicit)
+        if key not in self._memo:
+            size = (self.tokens, self.past, self.padding, self.device)
+            self._memo[key] = mask.build(visibility, *size, explicit=explicit)
+        built: tuple[Tensor | None, bool] = self._memo[key]
+        return built
 
     def activate(self, name: str, x: Tensor) -> Tensor:
         """The activation of that name."""

@@ -9,12 +9,18 @@ from scantling.visibility import Visibility
 
 
 def build(
-    visibility: Visibility, tokens: int, past: int, padding: Tensor | None, device: torch.device
+    visibility: Visibility,
+    tokens: int,
+    past: int,
+    padding: Tensor | None,
+    device: torch.device,
+    explicit: bool = False,
 ) -> tuple[Tensor | None, bool]:
     """The mask for `tokens` queries after `past` keys.
 
     Args:
         padding: (B, past + tokens) bool, True where a key is a real token; None where all are.
+        explicit: write the triangle out, for kernels that cannot be told of it.
 
     Returns:
         (mask, is_causal): a bool tensor (1 or B, 1, T, S) that is True where a key is read, or None with
@@ -24,7 +30,7 @@ def build(
     if padding is None and not visibility.narrows(keys):
         if not visibility.causal or tokens == 1:
             return None, False
-        if past == 0:
+        if past == 0 and not explicit:
             return None, True
     query = torch.arange(past, keys, device=device)[:, None]
     key = torch.arange(keys, device=device)[None, :]

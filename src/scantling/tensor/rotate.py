@@ -14,11 +14,14 @@ def angles(positions: Tensor, frequencies: Sequence[float]) -> Tensor:
     return positions[..., None].float() * inverse
 
 
-def turns(positions: Tensor, frequencies: Sequence[float], interleaved: bool) -> tuple[Tensor, Tensor]:
-    """Cosines and sines laid out for `rotate`, each (1 or B, 1, T, 2F) in float32."""
+def turns(
+    positions: Tensor, frequencies: Sequence[float], interleaved: bool, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines times `factor`, laid out for `rotate`, each (1 or B, 1, T, 2F) in float32."""
     half = angles(positions, frequencies)
     full = half.repeat_interleave(2, -1) if interleaved else torch.cat((half, half), -1)
-    return full.cos()[:, None], full.sin()[:, None]
+    cos, sin = full.cos()[:, None], full.sin()[:, None]
+    return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

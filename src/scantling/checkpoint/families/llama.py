@@ -9,6 +9,7 @@ from scantling.cards import Card
 from scantling.checkpoint.config_keys import Keys
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.names import Row, Stack
+from scantling.checkpoint.rope_keys import rope
 
 
 def _card(keys: Keys) -> dict[str, Any]:
@@ -38,19 +39,24 @@ def _mixtral(keys: Keys) -> dict[str, Any]:
 
 
 def _common(keys: Keys, bias: list[str]) -> dict[str, Any]:
+    d_model, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
+    d_head, context = keys.optional_size("head_dim"), keys.size("max_position_embeddings")
+    position = rope(keys, d_head or d_model // heads, context)
+    scaling = position.get("scaling", {})
     return {
         "n_layers": keys.size("num_hidden_layers"),
-        "d_model": keys.size("hidden_size"),
+        "d_model": d_model,
         "vocab_size": keys.size("vocab_size"),
-        "context": keys.size("max_position_embeddings"),
+        # Dynamic scaling starts where the trained length ends.
+        "context": int(context * scaling["factor"]) if scaling.get("kind") == "dynamic" else context,
         "attention": {
             "kind": "multi_head",
-            "n_heads": keys.size("num_attention_heads"),
+            "n_heads": heads,
             "n_kv_heads": keys.optional_size("num_key_value_heads"),
-            "d_head": keys.optional_size("head_dim"),
+            "d_head": d_head,
             "bias": bias,
         },
-        "position": {"kind": "rope", "theta": keys.rope_theta()},
+        "position": position,
         "norm": {"kind": "rmsnorm", "eps": keys.number("rms_norm_eps", 1e-6)},
         "dropout": {"attention": keys.number("attention_dropout", 0.0)},
     }

@@ -1,0 +1,133 @@
+"""RoPE in a config.json: old spelling (rope_theta, rope_scaling), new spelling (rope_parameters), and every scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from scantling.checkpoint.config_keys import Keys
+from scantling.errors import ScantlingInputError, nearest
+
+_OLD_NAMES = {"su": "longrope"}
+
+
+def rope(keys: Keys, d_head: int, context: int, *, fraction: float = 1.0, theta: float = 10000.0) -> dict[str, Any]:
+    """The card's position section.
+
+    Args:
+        d_head: channels of a head.
+        context: max_position_embeddings, the trained length where a scaling does not say another.
+        fraction: of the channels that are turned, where the config does not say.
+        theta: the base, where the config does not say.
+
+    Raises:
+        ScantlingInputError: the spellings contradict each other, or a scaling is unknown or incomplete.
+    """
+    old, new = _mapping(keys, "rope_scaling"), _mapping(keys, "rope_parameters")
+    merged = _agreeing(keys, [{"rope_theta": keys.raw("rope_theta")}, old, new])
+    merged.setdefault("partial_rotary_factor", keys.raw("partial_rotary_factor"))
+    return section(keys.where, merged, d_head, context, keys.raw("original_max_position_embeddings"), fraction, theta)
+
+
+def section(
+    where: str,
+    values: Mapping[str, Any],
+    d_head: int,
+    context: int,
+    trained: Any = None,
+    fraction: float = 1.0,
+    theta: float = 10000.0,
+) -> dict[str, Any]:
+    """The same from one mapping in the new spelling, such as the one of a layer type.
+
+    Args:
+        trained: the trained length where `values` does not have original_max_position_embeddings.
+    """
+    named = Keys(dict(values), where)
+    trained_length = named.size("original_max_position_embeddings", context if trained is None else trained)
+    kind = named.raw("rope_type", "default")
+    share = named.number("partial_rotary_factor", fraction)
+    found: dict[str, Any] = {
+        "kind": "rope",
+        "theta": named.number("rope_theta", theta),
+        "d_rotary": int(d_head * share),
+    }
+    if kind != "default":
+        found["scaling"] = {"kind": kind, **_reader(kind, where)(named, trained_length)}
+    named.finish(frozenset())
+    return found
+
+
+def _linear(keys: Keys, trained_length: int) -> dict[str, Any]:
+    return {"factor": keys.number("factor")}
+
+
+def _dynamic(keys: Keys, trained_length: int) -> dict[str, Any]:
+    return {"factor": keys.number("factor"), "trained_length": trained_length}
+
+
+def _yarn(keys: Keys, trained_length: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"factor": keys.number("factor"), "trained_length": trained_length}
+    for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0)):
+        found[name] = keys.number(name, usual)
+    for name in ("attention_factor", "mscale", "mscale_all_dim"):
+        if keys.raw(name) is not None:
+            found[name] = keys.number(name)
+    return {**found, "truncate": keys.flag("truncate", True)}
+
+
+def _llama3(keys: Keys, trained_length: int) -> dict[str, Any]:
+    numbers = {name: keys.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor")}
+    return {**numbers, "trained_length": trained_length}
+
+
+def _longrope(keys: Keys, trained_length: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"trained_length": trained_length}
+    for name in ("short_factor", "long_factor"):
+        values = keys.raw(name)
+        if not isinstance(values, list) or not all(isinstance(v, int | float) for v in values):
+            raise ScantlingInputError(f"{keys.where}: RoPE key {name} is {values!r}; a list of numbers is needed")
+        found[name] = [float(v) for v in values]
+    if keys.raw("attention_factor") is not None:
+        found["attention_factor"] = keys.number("attention_factor")
+    keys.raw("factor")
+    return found
+
+
+_READERS: dict[str, Callable[[Keys, int], dict[str, Any]]] = {
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "llama3": _llama3,
+    "longrope": _longrope,
+}
+
+
+def _reader(kind: Any, where: str) -> Callable[[Keys, int], dict[str, Any]]:
+    if not isinstance(kind, str) or kind not in _READERS:
+        known = ", ".join(["default", *_READERS])
+        near = nearest(str(kind), _READERS)
+        raise ScantlingInputError(f"{where}: RoPE scaling {str(kind)[:40]!r} is not supported; known: {known}{near}")
+    return _READERS[kind]
+
+
+def _agreeing(keys: Keys, spellings: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """All that the spellings say, once; `type` is the old name of `rope_type`."""
+    merged: dict[str, Any] = {}
+    for spelling in spellings:
+        for name, value in spelling.items():
+            if value is None:
+                continue
+            new_name = "rope_type" if name == "type" else name
+            new_value = _OLD_NAMES.get(value, value) if new_name == "rope_type" and isinstance(value, str) else value
+            if merged.setdefault(new_name, new_value) != new_value:
+                both = f"{str(merged[new_name])[:40]} and {str(new_value)[:40]}"
+                raise ScantlingInputError(f"{keys.where}: RoPE's {new_name} is {both}; they must agree")
+    return merged
+
+
+def _mapping(keys: Keys, name: str) -> Mapping[str, Any]:
+    value = keys.raw(name, {})
+    if not isinstance(value, Mapping):
+        raise ScantlingInputError(f"{keys.where}: {name} is {str(value)[:40]!r}; a mapping is needed")
+    return value
