@@ -96,14 +96,14 @@ def test_temperature_zero_is_greedy_and_needs_no_seed() -> None:
         Sampling(temperature=1e-8),
         Sampling(temperature=0, top_k=2),
     ):
-        assert int(choose(logits, how, how.generator())) == 1
+        assert int(choose(logits, how, how.generators(1))) == 1
 
 
 def test_draws_follow_the_distribution() -> None:
     """Chi-square over 100,000 draws, 9 degrees of freedom: 27.88 is p = 0.001."""
     probabilities = torch.tensor([0.3, 0.2, 0.15, 0.1, 0.08, 0.07, 0.04, 0.03, 0.02, 0.01])
     how = Sampling(temperature=1.0, seed=11)
-    drawn = choose(probabilities.log().expand(100_000, -1), how, how.generator())
+    drawn = choose(probabilities.log().expand(100_000, -1), how, how.generators(1) * 100_000)
     seen = torch.bincount(drawn, minlength=10).double()
     wanted = probabilities.double() * 100_000
     assert float(((seen - wanted) ** 2 / wanted).sum()) < 27.88
@@ -116,6 +116,97 @@ def test_seeds_belong_to_requests(lm: Any) -> None:
     assert draw(1) == first
     assert draw(2) != first
     assert draw(None) != draw(None)
+
+
+def test_a_row_of_a_batch_draws_what_it_draws_alone(lm: Any) -> None:
+    rows = [[5, 9, 11], [1, 2, 3]]
+    together = lm.generate(rows, 12, temperature=1.0, seed=4)
+    for row, drawn in zip(rows, together, strict=True):
+        assert torch.equal(lm.generate([row], 12, temperature=1.0, seed=4)[0], drawn)
+
+
+def test_a_tiny_temperature_is_greedy() -> None:
+    how = Sampling(temperature=1e-40)
+    assert int(choose(torch.tensor([[5.0, 80.0, -3.0]]), how, how.generators(1))) == 1
+
+
+def test_end_of_text_of_the_config_ends_rows() -> None:
+    lm = sc.load(GOLDEN / "tiny" / "llama-gqa")
+    assert lm.eos_ids == {2}
+    every = sc.Model(lm.card, lm.parts, lm.net, eos_ids=frozenset(range(131)))
+    assert every.generate([[1, 2]], 8).shape == (1, 3)
+    assert every.generate([[1, 2]], 8, ignore_eos=True).shape == (1, 10)
+
+
+def test_settings_that_would_be_ignored_are_refused(lm: Any, smollm: Any) -> None:
+    with pytest.raises(sc.ScantlingInputError, match="stop strings go with a text"):
+        lm.generate([1, 2], 3, stop=["x"])
+    with pytest.raises(sc.ScantlingInputError, match="attention_mask goes with ids"):
+        smollm.generate("hello", 3, attention_mask=[[1]])
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "int16", "int32", "int64"])
+def test_ids_of_any_integer_kind(lm: Any, kind: str) -> None:
+    import numpy
+
+    assert torch.equal(lm.logits(numpy.array([[1, 2, 3]], dtype=kind)), lm.logits([[1, 2, 3]]))
+
+
+def test_positions_are_checked(lm: Any) -> None:
+    ids = [[1, 2, 3, 4]]
+    assert torch.equal(lm.logits(ids, position_ids=[0, 1, 2, 3]), lm.logits(ids))
+    for wrong in ([[0]], [[0.0, 1.0, 2.0, 3.0]], [[-1, 0, 1, 2]], [0, 1]):
+        with pytest.raises(sc.ScantlingInputError, match="position"):
+            lm.logits(ids, position_ids=wrong)
+    with pytest.raises(sc.ScantlingInputError, match="64 learned positions"):
+        sc.load(GOLDEN / "tiny" / "gpt2").logits(ids, position_ids=[61, 62, 63, 64])
+
+
+def test_masks_are_zeros_and_ones(lm: Any) -> None:
+    assert torch.equal(lm.logits([1, 2], attention_mask=[1, 1]), lm.logits([1, 2]))
+    with pytest.raises(sc.ScantlingInputError, match="other than 0"):
+        lm.logits([[1, 2]], attention_mask=[[0.0, -1e9]])
+
+
+def test_logits_can_be_trained_on(lm: Any) -> None:
+    weight = torch.zeros(131, requires_grad=True)
+    (lm.logits([[1, 2, 3]]) * weight).sum().backward()
+    assert weight.grad is not None
+
+
+@pytest.mark.parametrize("labels", [[[1, 2]], [[1, 2, 131]], [[1, -5, 2]], None, "abc"])
+def test_bad_labels_are_refused(lm: Any, labels: Any) -> None:
+    with pytest.raises(sc.ScantlingInputError, match="label"):
+        lm.loss([[1, 2, 3]], labels)
+
+
+def test_a_window_needs_no_square_of_memory() -> None:
+    """Blocks of queries over the keys in their reach give what one mask over everything gives."""
+    from scantling.cards.read import from_dict
+    from scantling.tensor.context import Context
+    from tests.test_laws import BASE, strong
+
+    attention = {"kind": "multi_head", "n_heads": 4, "n_kv_heads": 2, "d_head": 6, "window": 37}
+    card = from_dict({**BASE, "context": 1024, "attention": attention}, "window")
+    net = strong(card)
+    ids = torch.randint(0, 31, (2, 700), generator=torch.Generator().manual_seed(0))
+    padding = torch.ones(2, 700, dtype=torch.bool)
+    padding[1, :90] = False
+    for options in ({}, {"padding": padding}):
+        fused = net(ids, Context.of(ids, **options))
+        plain = net(ids, Context.of(ids, kernel_name="reference", **options))
+        torch.testing.assert_close(fused[padding], plain[padding], atol=2e-4, rtol=1e-4)
+
+
+def test_dropout_acts_in_training_only() -> None:
+    from scantling.cards.read import from_dict
+    from tests.test_laws import BASE, strong
+
+    card = from_dict({**BASE, "dropout": {"embedding": 0.3, "attention": 0.3, "residual": 0.3}}, "dropout")
+    net, ids = strong(card), torch.tensor([[1, 2, 3, 4]])
+    assert torch.equal(net(ids), net(ids))
+    net.train()
+    assert not torch.equal(net(ids), net(ids))
 
 
 def test_rows_of_a_padded_table_are_never_drawn(lm: Any) -> None:

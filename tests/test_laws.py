@@ -76,7 +76,9 @@ CHANGES: dict[str, dict[str, Any]] = {
             "qk_norm": {"kind": "rmsnorm", "eps": 1e-6, "plus_one": True},
         },
         "norm": {"kind": "rmsnorm", "eps": 1e-6, "plus_one": True, "at": ["in", "res"]},
-        "pattern": [{"attention": {"window": 3}, "position": {"theta": 100.0}}, {}],
+        "position": {"kind": "rope", "theta": 1e4, "scaling": {"kind": "linear", "factor": 4.0}},
+        "pattern": [{"attention": {"window": 3}, "position": {"theta": 100.0, "scaling": None}}, {}],
+        "embedding": {"scale": 24**0.5, "scale_rounded": True},
         "n_layers": 3,
     },
     "norm over the width": {
@@ -124,11 +126,50 @@ CHANGES: dict[str, dict[str, Any]] = {
         "pattern": [{"times": 1, "mlp": {"kind": "gated", "act": "silu", "d_ff": 20}}, {"times": 2}],
         "n_layers": 3,
     },
+    "latent": {
+        "attention": {
+            "kind": "latent",
+            "n_heads": 3,
+            "kv_rank": 10,
+            "d_nope": 5,
+            "d_rope": 4,
+            "d_value": 7,
+            "eps": 1e-6,
+        },
+        "position": {
+            "kind": "rope",
+            "theta": 1e4,
+            "interleaved": True,
+            "scaling": {
+                "kind": "yarn",
+                "factor": 4.0,
+                "trained_length": 8,
+                "mscale": 0.707,
+                "mscale_all_dim": 0.707,
+            },
+        },
+    },
+    "latent, queries too": {
+        "attention": {
+            "kind": "latent",
+            "n_heads": 4,
+            "kv_rank": 8,
+            "q_rank": 9,
+            "d_nope": 4,
+            "d_rope": 6,
+            "d_value": 3,
+            "eps": 1e-6,
+            "scale": 0.3,
+        },
+        "position": {"kind": "rope", "theta": 1e4, "d_rotary": 4},
+        "pattern": [{}, {"position": {"kind": "none"}}],
+    },
     "narrow table": {"embedding": {"width": 10}, "tied": True, "head": {"bias": True, "scale": 0.5}},
     "narrow table, own head": {
         "embedding": {"width": 10, "vocab_multiple": 8},
         "position": {"kind": "learned", "offset": 2},
     },
+    "positions from the mask": {"position": {"kind": "learned", "offset": 2, "from_mask": True}},
     "linear": {"position": {"kind": "rope", "theta": 1e4, "scaling": {"kind": "linear", "factor": 4.0}}},
     "yarn": {
         "position": {"kind": "rope", "theta": 1e4, "scaling": {"kind": "yarn", "factor": 4.0, "trained_length": 8}}
@@ -252,6 +293,8 @@ def check_padding(card: Card) -> None:
         positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
         padded = run(net, row, padding=mask, positions=positions)
         torch.testing.assert_close(padded[:1, left : left + 6], alone, **CLOSE)
+        if getattr(card.position, "from_mask", False):
+            assert torch.equal(run(net, row, padding=mask), padded)
     order = torch.tensor([2, 0, 1])
     torch.testing.assert_close(run(net, ids[order]), run(net, ids)[order], **CLOSE)
 
@@ -276,7 +319,7 @@ def check_causality(card: Card, kernel: str, own: bool = False) -> None:
         (grad,) = torch.autograd.grad(logits[0, t].square().sum(), stream[0], retain_graph=True)
         assert torch.count_nonzero(grad[0, t + 1 :]) == 0
         assert own is False or torch.count_nonzero(grad[0, t]) > 0
-    window = card.attention.window
+    window = getattr(card.attention, "window", None)
     if card.n_layers == 1 and window:
         (grad,) = torch.autograd.grad(logits[0, 7].square().sum(), stream[0])
         assert torch.count_nonzero(grad[0, : 8 - window]) == 0

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scantling.assembly import assemble
-    from scantling.cards import Card, card
+    from scantling.cards import Card
+    from scantling.checkpoint.find import card_of as card
     from scantling.errors import ScantlingError, ScantlingInputError
     from scantling.model import Model, load
     from scantling.parts.part import Part, Step, Workload
@@ -23,7 +24,7 @@ _HOME = {
     "Step": "scantling.parts.part",
     "Workload": "scantling.parts.part",
     "assemble": "scantling.assembly",
-    "card": "scantling.cards",
+    "card": "scantling.checkpoint.find:card_of",
     "load": "scantling.model",
 }
 
@@ -44,7 +45,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'scantling' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    module, _, inner = _HOME[name].partition(":")
+    value = getattr(import_module(module), inner or name)
     globals()[name] = value
     return value
 

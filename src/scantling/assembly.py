@@ -6,12 +6,13 @@ import math
 from dataclasses import replace
 
 from scantling.cards import schema
-from scantling.cards.rules import MAX_PARAMS, table_rows
+from scantling.cards.rules import MAX_PARAMS, complete, table_rows
 from scantling.cards.schema import Card, Layer
 from scantling.errors import ScantlingInputError
 from scantling.parts import rope
 from scantling.parts.attention import Attention
 from scantling.parts.block import Block, ParallelBlock, Sublayer
+from scantling.parts.latent import LatentAttention
 from scantling.parts.leaf import Embedding, HeadNorm, LayerNorm, Linear, Norm, RMSNorm
 from scantling.parts.mlp import MLP, GatedMLP
 from scantling.parts.moe import MoE, Router
@@ -27,8 +28,9 @@ def assemble(card: Card) -> Transformer:
     """The part tree of a card.
 
     Raises:
-        ScantlingInputError: the model would have more than 10^15 parameters.
+        ScantlingInputError: the card contradicts itself, or the model would have more than 10^15 parameters.
     """
+    card = complete(card)
     rows, d_model = table_rows(card), card.d_model
     width = card.embedding.width or d_model
     head = card.head
@@ -53,9 +55,12 @@ def assemble(card: Card) -> Transformer:
             head.softcap,
         ),
         scale=card.embedding.scale,
+        scale_rounded=card.embedding.scale_rounded,
     )
     if model.params > MAX_PARAMS:
-        raise ScantlingInputError(f"card {card.name!r}: {model.params:.3g} parameters; the limit is {MAX_PARAMS:.0e}")
+        raise ScantlingInputError(
+            f"card {card.name[:60]!r}: {model.params:.3g} parameters; the limit is {MAX_PARAMS:.0e}"
+        )
     return model
 
 
@@ -88,7 +93,7 @@ def _block(card: Card, index: int, layer: Layer) -> Part:
 
 def _attention(card: Card, index: int, spec: schema.MultiHead | schema.Latent, position: schema.Section) -> Part:
     if isinstance(spec, schema.Latent):
-        raise ScantlingInputError(f"card {card.name!r}: latent attention is not there yet")
+        return _latent(card, spec, position)
     assert spec.n_kv_heads is not None
     assert spec.d_head is not None
     scale = spec.d_head**-0.5 if spec.scale is None else spec.scale
@@ -111,6 +116,26 @@ def _attention(card: Card, index: int, spec: schema.MultiHead | schema.Latent, p
     )
 
 
+def _latent(card: Card, spec: schema.Latent, position: schema.Section) -> LatentAttention:
+    scale = (spec.d_nope + spec.d_rope) ** -0.5 if spec.scale is None else spec.scale
+    turns = _score_position(card, position, spec.n_heads, scale)
+    if spec.scale is None and isinstance(turns, RoPE) and isinstance(turns.scaling, rope.Yarn):
+        scale *= turns.scaling.factor_on_scores
+    return LatentAttention(
+        d_model=card.d_model,
+        n_heads=spec.n_heads,
+        kv_rank=spec.kv_rank,
+        d_nope=spec.d_nope,
+        d_rope=spec.d_rope,
+        d_value=spec.d_value,
+        eps=spec.eps,
+        scale=scale,
+        q_rank=spec.q_rank,
+        position=turns,
+        dropout=card.dropout.attention,
+    )
+
+
 def _qk_norm(spec: schema.QKNorm | None, heads: int, d_head: int) -> Norm | HeadNorm | None:
     if spec is None:
         return None
@@ -126,7 +151,7 @@ def _stream_position(card: Card) -> Position:
     """What is added to the residual stream."""
     spec = card.position
     if isinstance(spec, schema.Learned):
-        return Learned(card.context, card.d_model, spec.offset)
+        return Learned(card.context, card.d_model, spec.offset, spec.from_mask)
     return Sinusoidal(card.d_model, spec.theta) if isinstance(spec, schema.Sinusoidal) else NoPosition()
 
 

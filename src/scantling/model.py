@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from scantling.assembly import assemble
 from scantling.cards import Card
 from scantling.cards import card as read_card
+from scantling.cards.rules import position_limit
 from scantling.checkpoint.find import Found, default_model, find
 from scantling.checkpoint.gguf import read_gguf
 from scantling.checkpoint.load import Loaded, load_gguf, load_safetensors
@@ -37,6 +38,7 @@ class Model:
         net: the built module, in evaluation mode.
         tokenizer: None where the checkpoint has none.
         notes: what loading noticed.
+        eos_ids: ids that end a text: the tokenizer's and those of the checkpoint's config.
     """
 
     card: Card
@@ -44,6 +46,7 @@ class Model:
     net: nn.Module
     tokenizer: Tokenizer | None = None
     notes: tuple[str, ...] = field(default_factory=tuple)
+    eos_ids: frozenset[int] = frozenset()
 
     def ids(self, ids: Ids) -> Tensor:
         """Ids as a (B, T) int64 tensor on the net's device.
@@ -52,21 +55,18 @@ class Model:
             ScantlingInputError: empty, ragged, not integers, or out of the vocabulary.
         """
         torch = need("torch", "run the model")
-        try:
-            tensor = torch.as_tensor(ids)
-        except (ValueError, TypeError, RuntimeError):
-            raise ScantlingInputError("token ids are a list of integers, or equally long lists of them") from None
+        tensor = _tensor(ids, "token ids")
         tensor = tensor[None] if tensor.dim() == 1 else tensor
         if tensor.dim() != 2 or tensor.numel() == 0:
             raise ScantlingInputError(
                 f"token ids have shape {list(tensor.shape)}; at least one row of one token is needed"
             )
-        if tensor.is_floating_point() or tensor.dtype == torch.bool:
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
             raise ScantlingInputError(f"token ids are {tensor.dtype}; integers are needed")
         low, high, rows = int(tensor.min()), int(tensor.max()), self.card.vocab_size
         if low < 0 or high >= rows:
             raise ScantlingInputError(f"token id {low if low < 0 else high} is outside the vocabulary of {rows}")
-        return tensor.to(self.device, torch.int64)  # type: ignore[no-any-return]
+        return tensor.to(self.device, torch.int64)
 
     @property
     def device(self) -> Any:
@@ -84,7 +84,7 @@ class Model:
         Args:
             ids: (B, T).
             attention_mask: (B, T), 1 at real tokens and 0 at padding; None where all are real.
-            position_ids: (1 or B, T); default 0 .. T - 1, whatever the mask.
+            position_ids: (1 or B, T); default 0 .. T - 1, whatever the mask, unless the card counts from it.
             kernel: ``fused`` or ``reference``.
 
         Returns:
@@ -95,7 +95,7 @@ class Model:
         """
         torch = need("torch", "run the model")
         ids = self.ids(ids)
-        with torch.inference_mode():
+        with torch.no_grad():
             return self.net(ids, self._context(ids, attention_mask, position_ids, kernel)).float()  # type: ignore[no-any-return]
 
     def hidden(self, ids: Ids, attention_mask: Any = None, position_ids: Any = None) -> list[Tensor]:
@@ -107,7 +107,7 @@ class Model:
         hooks = [block.register_forward_pre_hook(lambda _, args: seen.append(args[0])) for block in decoder.blocks]
         hooks.append(decoder.register_forward_hook(lambda _, __, out: seen.append(out)))
         try:
-            with torch.inference_mode():
+            with torch.no_grad():
                 self.net(ids, self._context(ids, attention_mask, position_ids, "fused"))
         finally:
             for hook in hooks:
@@ -119,10 +119,19 @@ class Model:
 
         Args:
             labels: (B, T) like ids, not shifted: position t is judged on label t + 1; -100 is not judged.
+
+        Raises:
+            ScantlingInputError: labels of another shape, out of the vocabulary, or none left after the shift.
         """
         torch = need("torch", "run the model")
         logits = self.logits(ids, attention_mask)[:, :-1]
-        wanted = torch.as_tensor(labels, device=self.device).view(logits.shape[0], -1)[:, 1:]
+        wanted = _tensor(labels, "labels").to(self.device, torch.int64)
+        wanted = wanted[None] if wanted.dim() == 1 else wanted
+        if wanted.shape != (logits.shape[0], logits.shape[1] + 1):
+            raise ScantlingInputError(f"labels have shape {list(wanted.shape)}; the shape of the ids is needed")
+        wanted = wanted[:, 1:]
+        if bool(((wanted < 0) & (wanted != -100) | (wanted >= self.card.vocab_size)).any()):
+            raise ScantlingInputError(f"a label is outside the vocabulary of {self.card.vocab_size} and is not -100")
         if not bool((wanted != -100).any()):
             raise ScantlingInputError("no label is left after the shift: at least two tokens with labels are needed")
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())  # type: ignore[no-any-return]
@@ -148,7 +157,7 @@ class Model:
             temperature: 0 is greedy.
             top_k, top_p, min_p: keep only the likeliest tokens; 0, 1.0 and 0.0 keep all.
             seed: of the draws; None is a new one each time.
-            stop: strings that end a text.
+            stop: strings (or one string) that end a text.
             ignore_eos: go on past end-of-text.
 
         Returns:
@@ -161,23 +170,66 @@ class Model:
         from scantling.generate.sample import Sampling
 
         sampling = Sampling(temperature, top_k, top_p, min_p, seed)
+        stop = (stop,) if isinstance(stop, str) else stop
         if isinstance(prompt, str):
+            if attention_mask is not None:
+                raise ScantlingInputError("attention_mask goes with ids; a text has no padding")
             return complete(self, prompt, max_new_tokens, sampling, stop=stop, ignore_eos=ignore_eos).text
+        if stop:
+            raise ScantlingInputError("stop strings go with a text prompt; ids are not decoded")
         return continue_ids(self, self.ids(prompt), max_new_tokens, sampling, attention_mask, ignore_eos)
 
     def _context(self, ids: Tensor, attention_mask: Any, position_ids: Any, kernel: str) -> Any:
-        torch = need("torch", "run the model")
-        from scantling.cards.rules import position_limit
+        need("torch", "run the model")
         from scantling.tensor.context import Context
 
+        padding = None if attention_mask is None else padding_of(attention_mask, ids)
+        positions = None if position_ids is None else self._positions(position_ids, ids)
+        if positions is None and padding is not None and getattr(self.parts.decoder.position, "from_mask", False):
+            positions = (padding.long().cumsum(-1) - 1).clamp(min=0)
         limit = position_limit(self.card)
-        if limit is not None and position_ids is None and ids.shape[1] > limit:
+        if limit is not None and positions is None and ids.shape[1] > limit:
             raise ScantlingInputError(f"{ids.shape[1]} tokens and the model has {limit} learned positions")
-        padding = None if attention_mask is None else torch.as_tensor(attention_mask, device=ids.device).bool()
-        if padding is not None and padding.shape != ids.shape:
-            raise ScantlingInputError(f"attention_mask has shape {list(padding.shape)} and ids {list(ids.shape)}")
-        positions = None if position_ids is None else torch.as_tensor(position_ids, device=ids.device)
-        return Context.of(ids, positions=positions, padding=padding, kernel_name=kernel)
+        real = None if padding is None or bool(padding.all()) else padding
+        return Context.of(ids, positions=positions, padding=real, kernel_name=kernel)
+
+    def _positions(self, position_ids: Any, ids: Tensor) -> Tensor:
+        positions = _tensor(position_ids, "position_ids").to(ids.device)
+        positions = positions[None] if positions.dim() == 1 else positions
+        if positions.is_floating_point() or tuple(positions.shape) not in {tuple(ids.shape), (1, ids.shape[1])}:
+            right = f"integers of shape {list(ids.shape)} or {[1, ids.shape[1]]} are needed"
+            raise ScantlingInputError(f"position_ids are {positions.dtype} of shape {list(positions.shape)}; {right}")
+        limit, low, high = position_limit(self.card), int(positions.min()), int(positions.max())
+        if low < 0 or (limit is not None and high >= limit):
+            end = "" if limit is None else f" and below the {limit} learned positions"
+            raise ScantlingInputError(f"position id {low if low < 0 else high}: ids are at least 0{end}")
+        return positions
+
+
+def padding_of(attention_mask: Any, ids: Tensor) -> Tensor:
+    """The mask as (B, T) bool beside ids (B, T).
+
+    Raises:
+        ScantlingInputError: another shape, or values other than 0 and 1.
+    """
+    mask = _tensor(attention_mask, "attention_mask").to(ids.device)
+    mask = mask[None] if mask.dim() == 1 else mask
+    if mask.shape != ids.shape:
+        raise ScantlingInputError(f"attention_mask has shape {list(mask.shape)} and ids {list(ids.shape)}")
+    if bool(((mask != 0) & (mask != 1)).any()):
+        raise ScantlingInputError("attention_mask has values other than 0 (padding) and 1 (a real token)")
+    return mask.bool()
+
+
+def _tensor(values: Any, what: str) -> Tensor:
+    """A tensor of numbers; unsigned and foreign integers become int64."""
+    torch = need("torch", "run the model")
+    if getattr(getattr(values, "dtype", None), "kind", "") == "u":
+        values = values.astype("int64")
+    try:
+        return torch.as_tensor(values)  # type: ignore[no-any-return]
+    except (ValueError, TypeError, RuntimeError, OverflowError):
+        raise ScantlingInputError(f"{what} are a list of integers, or equally long lists of them") from None
 
 
 def load(
@@ -211,6 +263,8 @@ def load(
     from scantling.tensor.memory import device_of
 
     place = device_of(device)
+    if place.type == "meta":
+        raise ScantlingInputError("device 'meta' holds no values: weights are loaded on cpu, cuda or mps")
     loader = load_gguf if found.kind == "gguf" else load_safetensors
     loaded = loader(found, _weights_of, name)
     return _built(loaded, _tokenizer(found), place)
@@ -255,4 +309,5 @@ def _built(loaded: Loaded, tokenizer: Tokenizer | None, device: Any) -> Model:
     net = net.to(device).eval().requires_grad_(False)
     dtype: Any = str(next(net.parameters()).dtype).removeprefix("torch.")
     card = replace(loaded.card, dtype=dtype) if dtype in ("float32", "float16", "bfloat16") else loaded.card
-    return Model(card, parts, net, tokenizer, loaded.notes)
+    ends = loaded.eos_ids | (tokenizer.eos_ids if tokenizer else frozenset())
+    return Model(card, parts, net, tokenizer, loaded.notes, ends)

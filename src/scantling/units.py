@@ -58,6 +58,19 @@ def weights_dtype(name: str) -> str:
     return full
 
 
+def storage_dtype(name: str) -> str:
+    """The full name of a dtype that weights or a cache can be stored in.
+
+    Raises:
+        ScantlingInputError: no such dtype, or one for indices.
+    """
+    full = dtype_name(name)
+    known = [dtype for dtype in DTYPE_BYTES if dtype not in ("int64", "int32", "int16", "bool")]
+    if full not in known:
+        raise ScantlingInputError(f"weights are not stored as {full}: use one of {', '.join(known)}")
+    return full
+
+
 def bytes_text(n: int) -> str:
     """Bytes in decimal and binary units, each named: ``262.1 MB (250.0 MiB)``."""
     if n < 1000:

@@ -26,6 +26,12 @@ class Visibility:
             seen = seen & (query - key < self.window) & (key - query < self.window)
         return seen
 
+    def span(self, first: int, last: int, n_keys: int) -> tuple[int, int]:
+        """The keys [start, end) that the queries first .. last can see at all, of `n_keys`."""
+        start = 0 if self.window is None else max(0, first - self.window + 1)
+        end = last + 1 if self.causal else n_keys if self.window is None else min(n_keys, last + self.window)
+        return start, end
+
     def narrows(self, n_keys: int) -> bool:
         """Whether the window hides anything among `n_keys` consecutive keys."""
         return self.window is not None and self.window < n_keys

@@ -50,6 +50,8 @@ def positions(draw: DrawFn, d_head: int) -> dict[str, Any]:
             if d_head % 2 or draw(st.booleans()):
                 section["d_rotary"] = draw(widths)
             return section
+        case "learned":
+            return {"kind": kind} | some(draw, {"offset": st.integers(0, 3), "from_mask": st.booleans()})
     return {"kind": kind}
 
 

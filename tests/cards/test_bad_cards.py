@@ -264,6 +264,7 @@ VALUES: list[tuple[str, str | None, *tuple[str, ...]]] = [
     ("norm.at", "[]", "is []: name one or more of in, res, out, each once"),
     ("norm.at", "[in, out, in]", "each once"),
     # Mixtures of experts.
+    ("embedding.scale_rounded", "true", "is True: there is no embedding.scale"),
     ("mlp", MOE.replace("top_k: 2", "top_k: 5"), "mlp.top_k is 5: it cannot exceed n_experts 4"),
     ("mlp", MOE.replace("top_k: 2", "top_k: 0"), "mlp.top_k is 0; expected int >= 1"),
     ("mlp", MOE.replace("n_experts: 4", "n_experts: 0"), "mlp.n_experts is 0; expected int >= 1"),

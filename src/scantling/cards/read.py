@@ -91,10 +91,11 @@ def _laid_over(card: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, A
 
 def to_yaml(card: Card) -> str:
     """The card as YAML, a section a line; keys at their fixed defaults are left out."""
-    stated = _stated(card)
+    lines = [f"{key}: {_flow(value)}\n" for key, value in _stated(card).items()]
     if card.pattern:
-        stated["pattern"] = [_differences(card, layer) for layer in card.pattern]
-    return "".join(f"{key}: {_flow(value)}\n" for key, value in stated.items())
+        layers = ", ".join(_flow(_differences(card, layer)) for layer in card.pattern)
+        lines.append(f"pattern: [{layers}]\n")
+    return "".join(lines)
 
 
 def _differences(card: Card, layer: Layer) -> dict[str, Any]:

@@ -34,6 +34,8 @@ def complete(card: Card) -> Card:
     if not card.norm.at or len(set(card.norm.at)) != len(card.norm.at):
         _refuse(card, "norm.at", card.norm.at, "name one or more of in, res, out, each once")
     _residual(card)
+    if card.embedding.scale_rounded and card.embedding.scale is None:
+        _refuse(card, "embedding.scale_rounded", True, "there is no embedding.scale that it could round")
     done = replace(card, attention=attention, mlp=_mlp(card, card.mlp))
     if isinstance(card.position, RoPE):
         done = replace(done, position=_rope(card, card.position, attention))

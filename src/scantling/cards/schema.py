@@ -18,7 +18,7 @@ Chance: TypeAlias = Annotated[float, Meta(ge=0, lt=1)]
 Act: TypeAlias = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "relu2", "silu"]
 Projection: TypeAlias = Literal["q", "k", "v", "o"]
 Place: TypeAlias = Literal["in", "res", "out"]
-Dtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
+Dtype: TypeAlias = Literal["float32", "float16", "bfloat16", "unknown"]
 
 
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,7 +81,8 @@ class Latent(Section, tag_field="kind", tag="latent"):
         d_rope: channels with RoPE; the key's are shared by all heads.
         d_value: channels of a head's value.
         eps: of the RMSNorms on the latents.
-        scale: factor on the scores; default (d_nope + d_rope)^-0.5.
+        scale: factor on the scores; default (d_nope + d_rope)^-0.5, with YaRN's mscale_all_dim times the square of the
+            mscale that it gives.
     """
 
     n_heads: Width
@@ -113,9 +114,12 @@ class Learned(Section, tag_field="kind", tag="learned"):
 
     Attributes:
         offset: rows that stand before position 0 in addition (OPT and BART 2, RoBERTa its padding id + 1).
+        from_mask: where no positions are given, real tokens are counted and padding is not (OPT); without it every
+            column counts.
     """
 
     offset: Annotated[int, Meta(ge=0, le=1024)] = 0
+    from_mask: bool = False
 
 
 class ALiBi(Section, tag_field="kind", tag="alibi"):
@@ -322,6 +326,7 @@ class Embedding(Section):
 
     Attributes:
         scale: factor on the vectors; default none.
+        scale_rounded: the factor is rounded to the vectors' dtype first (Gemma), which shows in bfloat16.
         vocab_multiple: the table's rows are vocab_size rounded up to a multiple of this.
         width: of the table, where it is not d_model: a projection widens it (and narrows it again for a tied head).
         norm: on the sum of token and position vectors; kind and eps as for the blocks; default none.
@@ -329,6 +334,7 @@ class Embedding(Section):
     """
 
     scale: Positive | None = None
+    scale_rounded: bool = False
     vocab_multiple: Rows = 1
     width: Width | None = None
     norm: RMSNorm | LayerNorm | None = None
@@ -430,6 +436,6 @@ class Card(Section):
     embedding: Embedding = Embedding()
     head: Head = Head()
     dropout: Dropout = Dropout()
-    dtype: Dtype = "bfloat16"
+    dtype: Dtype = "unknown"
     source: Source | None = None
     published: Published | None = None

@@ -126,13 +126,14 @@ class Keys:
         value = self.data.get(name)
         return default if value is None else value
 
-    def size(self, name: str, default: int | None = None) -> int:
-        """A positive integer; required where there is no default."""
+    def size(self, name: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number of at least `least`; required where there is no default."""
         value = self.raw(name, default)
         if value is None:
             raise ScantlingInputError(f"{self.where}: {name} is missing")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ScantlingInputError(f"{self.where}: {name} is {shown(value)}; a whole number of at least 1 is needed")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            right = f"a whole number of at least {least} is needed"
+            raise ScantlingInputError(f"{self.where}: {name} is {shown(value)}; {right}")
         return value
 
     def optional_size(self, name: str) -> int | None:
@@ -156,15 +157,28 @@ class Keys:
             raise ScantlingInputError(f"{self.where}: {name} is {shown(value)}; true or false is needed")
         return value
 
-    def activation(self, name: str) -> str:
-        """Our name of the activation."""
-        value = self.raw(name)
+    def activation(self, name: str, default: str | None = None) -> str:
+        """Our name of the activation; `default` is a name of theirs."""
+        value = self.raw(name, default)
         if not isinstance(value, str) or value not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
             raise ScantlingInputError(
                 f"{self.where}: {name} is {shown(value)}; known: {known}{near(value, ACTIVATIONS)}"
             )
         return ACTIVATIONS[value]
+
+    def spelled(self, *names: str) -> str:
+        """Of the spellings of one key, the one that this config uses; the first where it uses none.
+
+        Raises:
+            ScantlingInputError: two spellings with different values.
+        """
+        used = [name for name in names if self.raw(name) is not None] or [names[0]]
+        for other in used[1:]:
+            if self.raw(other) != self.raw(used[0]):
+                both = f"{used[0]} is {shown(self.raw(used[0]))} and {other} is {shown(self.raw(other))}"
+                raise ScantlingInputError(f"{self.where}: {both}; they must agree")
+        return used[0]
 
     def only(self, name: str, *allowed: Any) -> None:
         """Take a key that is understood only where it is missing, null, or one of these values."""
@@ -222,7 +236,7 @@ class Keys:
 
     def finish(self, irrelevant: frozenset[str]) -> None:
         """Refuse, by name, a key that was neither taken nor irrelevant."""
-        self.only("quantization_config")
+        self.raw("quantization_config")
         self.only("is_encoder_decoder", False)
         self.only("is_decoder", True, False)
         left = sorted(set(self.data) - self._taken - irrelevant - COMMON)

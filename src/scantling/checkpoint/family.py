@@ -22,6 +22,8 @@ class Family:
         ignored: patterns of tensor names, without the prefix, that carry no weights.
         irrelevant: config keys that change neither sizes nor results.
         tied_by_default: when the config does not say.
+        extra_layers: config key of how many layers the files have beyond the model's own, or None: they predict tokens
+            further ahead in training or for drafting, and no logits depend on them.
     """
 
     card: Callable[[Keys], dict[str, Any]]
@@ -30,3 +32,4 @@ class Family:
     ignored: Sequence[str] = ()
     irrelevant: frozenset[str] = frozenset()
     tied_by_default: bool = True
+    extra_layers: str | None = None

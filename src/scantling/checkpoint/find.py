@@ -45,14 +45,20 @@ def find(model: str | os.PathLike[str], *, revision: str | None = None, weights:
         MissingExtra: a hub id is given and huggingface_hub is not installed.
     """
     name = os.fspath(model)
+    if not name:
+        raise ScantlingInputError("the name of the model is empty")
     path = Path(name)
+    a_file = path.exists() or path.suffix in (".yaml", ".yml", ".gguf", ".safetensors", ".json")
+    hub = not a_file and name.count("/") == 1 and not name.startswith((".", "/"))
+    if revision is not None and not hub:
+        raise ScantlingInputError(f"--revision goes with a hub id, and {name!r} is none")
     if os.sep not in name and is_preset(name):
         return Found("preset", path)
     if path.is_dir():
         return Found("folder", path)
-    if path.exists() or path.suffix in (".yaml", ".yml", ".gguf", ".safetensors", ".json"):
+    if a_file:
         return _file(path)
-    if name.count("/") == 1 and not name.startswith((".", "/")):
+    if hub:
         return Found("folder", _fetch(name, revision, weights))
     raise ScantlingInputError(
         f"no model {name!r}{nearest(name, presets())} "

@@ -13,7 +13,7 @@ from scantling.checkpoint.families.gguf import architecture, card_of_gguf
 from scantling.checkpoint.find import Found, config_path
 from scantling.checkpoint.gguf import dequantise, read_gguf
 from scantling.checkpoint.header import TensorInfo, read_checkpoint
-from scantling.checkpoint.hf_config import read_config
+from scantling.checkpoint.hf_config import beyond, end_ids, read_config
 from scantling.checkpoint.names import Link, foreign_shapes, links, match
 from scantling.errors import ScantlingInputError, need
 
@@ -31,11 +31,13 @@ class Loaded:
     Attributes:
         tensors: by our names, all of one dtype.
         notes: what a user should know: prefixes removed, tensors passed over, dtypes mixed.
+        eos_ids: ids that end a text, by config.json.
     """
 
     card: Card
     tensors: dict[str, Tensor]
     notes: tuple[str, ...]
+    eos_ids: frozenset[int] = frozenset()
 
 
 def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Loaded:
@@ -49,13 +51,14 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
         ScantlingInputError: a file is malformed, or a tensor is missing, unknown, or of another shape.
     """
     config = config_path(found)
-    card, model_type = read_config(config)
+    card, model_type = read_config(config, weights=True)
     where = found.path.parent if found.path.suffix == ".json" else found.path
     header = read_checkpoint(where)
     kind, weights = family(model_type, str(config)), weights_of(card)
     table = links(kind.rows(card), weights)
     shapes = {name: info.shape for name, info in header.tensors.items()}
-    names, extra = match(shapes, foreign_shapes(table, weights), kind.prefix, kind.ignored, str(where))
+    ignored = (*kind.ignored, *beyond(config, kind, card.n_layers))
+    names, extra = match(shapes, foreign_shapes(table, weights), kind.prefix, ignored, str(where))
     notes = [*header.notes, *_wrapper_notes(names)]
     read = _reader(header.tensors)
     head = {name for name in extra if name in ("lm_head.weight", f"{kind.prefix}lm_head.weight")}
@@ -68,7 +71,7 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
         )
     target, mixed = _dtype([header.tensors[name] for name in names.values()], dtype)
     tensors = _translate(table, weights, lambda name: read(names[name]).to(target))
-    return Loaded(card, tensors, (*notes, *mixed))
+    return Loaded(card, tensors, (*notes, *mixed), end_ids(config))
 
 
 def load_gguf(found: Found, weights_of: Weights, dtype: str | None) -> Loaded:

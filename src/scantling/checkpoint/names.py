@@ -63,6 +63,31 @@ class Split(Transform):
 
 
 @dataclass(frozen=True)
+class Interleave(Transform):
+    """Theirs is one tensor: for each of `groups` in turn, the rows of each of ours that belong to it.
+
+    Fused queries, keys and values are laid out so, with a group for each KV head: its queries, its key, its value
+    (GPT-NeoX, BLOOM, Falcon).
+    """
+
+    groups: int
+
+    def load(self, theirs: Sequence[Any], shapes: Sequence[Shape]) -> list[Any]:
+        (whole,) = theirs
+        grouped = whole.reshape(self.groups, -1, *whole.shape[1:])
+        return [x.flatten(0, 1) for x in grouped.split([shape[0] // self.groups for shape in shapes], 1)]
+
+    def save(self, ours: Sequence[Any]) -> list[Any]:
+        import torch
+
+        grouped = [x.reshape(self.groups, -1, *x.shape[1:]) for x in ours]
+        return [torch.cat(grouped, 1).flatten(0, 1)]
+
+    def saved_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        return [(sum(shape[0] for shape in ours), *ours[0][1:])]
+
+
+@dataclass(frozen=True)
 class Stack(Transform):
     """Theirs are many equal tensors, ours is one with a new first axis: the experts."""
 
@@ -76,6 +101,42 @@ class Stack(Transform):
 
     def saved_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
         return [ours[0][1:]] * ours[0][0]
+
+
+@dataclass(frozen=True)
+class TransposeEach(Transform):
+    """Theirs is a stack of matrices stored (d_in, d_out), one per expert; a stack of vectors stays."""
+
+    def load(self, theirs: Sequence[Any], shapes: Sequence[Shape]) -> list[Any]:
+        return [x.transpose(1, 2) if x.dim() == 3 else x for x in theirs]
+
+    def save(self, ours: Sequence[Any]) -> list[Any]:
+        return self.load(ours, ())
+
+    def saved_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        return [(shape[0], *shape[:0:-1]) for shape in ours]
+
+
+@dataclass(frozen=True)
+class Alternate(Transform):
+    """Theirs is one stack, ours are those of its rows that come in turn: gate, up, gate, up.
+
+    `inner` is applied to theirs first.
+    """
+
+    inner: Transform = field(default_factory=Transform)
+
+    def load(self, theirs: Sequence[Any], shapes: Sequence[Shape]) -> list[Any]:
+        (whole,) = self.inner.load(theirs, ())
+        return [whole[:, i :: len(shapes)] for i in range(len(shapes))]
+
+    def save(self, ours: Sequence[Any]) -> list[Any]:
+        import torch
+
+        return self.inner.save([torch.stack(list(ours), 2).flatten(1, 2)])
+
+    def saved_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        return self.inner.saved_shapes([(ours[0][0], len(ours) * ours[0][1], *ours[0][2:])])
 
 
 @dataclass(frozen=True)
@@ -95,13 +156,16 @@ class Halves(Transform):
 class Row:
     """One line of a table: their names, our names, and what lies between.
 
-    Names may hold ``{i}`` (the layer) and, in theirs, ``{e}`` (the expert); the suffix ``.weight`` or ``.bias``
-    is added to both sides.
+    Names may hold ``{i}`` (the layer) and, in theirs, ``{e}`` (the expert, or the head that has a tensor of its own).
+
+    Attributes:
+        suffixes: the ends of their names and of ours that belong together.
     """
 
     theirs: str
     ours: str | tuple[str, ...]
     transform: Transform = field(default_factory=Transform)
+    suffixes: tuple[tuple[str, str], ...] = ((".weight", ".weight"), (".bias", ".bias"))
 
 
 @dataclass(frozen=True)
@@ -131,11 +195,11 @@ def _written_out(rows: Sequence[Row], weights: Mapping[str, Shape], layers: int)
     for row in rows:
         bases = (row.ours,) if isinstance(row.ours, str) else row.ours
         for i in range(layers) if "{i}" in row.theirs else [0]:
-            for suffix in (".weight", ".bias"):
+            for their_suffix, suffix in row.suffixes:
                 ours = tuple(base.replace("{i}", str(i)) + suffix for base in bases)
                 if not all(name in weights for name in ours):
                     continue
-                stem = row.theirs.replace("{i}", str(i)) + suffix
+                stem = row.theirs.replace("{i}", str(i)) + their_suffix
                 experts = weights[ours[0]][0] if "{e}" in stem else 0
                 theirs = tuple(stem.replace("{e}", str(e)) for e in range(experts)) if experts else (stem,)
                 yield Link(theirs, ours, row.transform)
@@ -167,7 +231,7 @@ def match(
         (table name -> file name, names in the file that the table does not know).
 
     Raises:
-        ScantlingInputError: a tensor is missing or has another shape.
+        ScantlingInputError: a tensor is missing, stands under two names, or has another shape.
     """
     names: dict[str, str] = {}
     extra: list[str] = []
@@ -176,6 +240,8 @@ def match(
         while wrapper := next((w for w in WRAPPERS if bare.startswith(w)), None):
             bare = bare[len(wrapper) :]
         full = bare if bare in wanted else prefix + bare
+        if full in names:
+            raise ScantlingInputError(f"{where}: {names[full]!r} and {name!r} are one tensor under two names; keep one")
         if full in wanted:
             names[full] = name
         elif not any(re.fullmatch(pattern, bare.removeprefix(prefix)) for pattern in ignored):

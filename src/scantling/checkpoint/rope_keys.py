@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +12,16 @@ from scantling.errors import ScantlingInputError, nearest
 _OLD_NAMES = {"su": "longrope"}
 
 
-def rope(keys: Keys, d_head: int, context: int, *, fraction: float = 1.0, theta: float = 10000.0) -> dict[str, Any]:
+def rope(
+    keys: Keys,
+    d_head: int,
+    context: int,
+    *,
+    fraction: float = 1.0,
+    theta: float = 10000.0,
+    spelled: Mapping[str, str] | None = None,
+    trained: int | None = None,
+) -> dict[str, Any]:
     """The card's position section.
 
     Args:
@@ -19,14 +29,50 @@ def rope(keys: Keys, d_head: int, context: int, *, fraction: float = 1.0, theta:
         context: max_position_embeddings, the trained length where a scaling does not say another.
         fraction: of the channels that are turned, where the config does not say.
         theta: the base, where the config does not say.
+        spelled: old keys of this family's own, by the new name of what they say.
+        trained: original_max_position_embeddings beside the mappings, where the config does not say.
 
     Raises:
         ScantlingInputError: the spellings contradict each other, or a scaling is unknown or incomplete.
     """
     old, new = _mapping(keys, "rope_scaling"), _mapping(keys, "rope_parameters")
-    merged = _agreeing(keys, [{"rope_theta": keys.raw("rope_theta")}, old, new])
-    merged.setdefault("partial_rotary_factor", keys.raw("partial_rotary_factor"))
-    return section(keys.where, merged, d_head, context, keys.raw("original_max_position_embeddings"), fraction, theta)
+    own = {name: keys.raw(key) for name, key in (spelled or {}).items()}
+    beside = {name: keys.raw(name) for name in ("rope_theta", "partial_rotary_factor")}
+    beside["original_max_position_embeddings"] = keys.raw("original_max_position_embeddings", trained)
+    return section(keys.where, _agreeing(keys, [beside, own, old, new]), d_head, context, fraction, theta)
+
+
+def by_layer_type(
+    keys: Keys, d_head: int, context: int, bases: Mapping[str, tuple[str, float]], scaled: str
+) -> dict[str, dict[str, Any]]:
+    """The position section of each layer type, for models whose layer types turn differently (Gemma 3, ModernBERT).
+
+    Args:
+        bases: by layer type, the key of its base in the old spelling, and the base where the config does not say.
+        scaled: the layer type that rope_scaling of the old spelling is about.
+
+    Raises:
+        ScantlingInputError: as for `rope`, or a layer type that the model does not have.
+    """
+    old, new = _mapping(keys, "rope_scaling"), _mapping(keys, "rope_parameters")
+    if unknown := [name for name in new if name not in bases]:
+        known = ", ".join(bases)
+        raise ScantlingInputError(f"{keys.where}: rope_parameters has {str(unknown[0])[:40]!r}; known: {known}")
+    found = {}
+    for kind, (base, theta) in bases.items():
+        spellings = [
+            {"rope_theta": keys.raw(base)},
+            old if kind == scaled else {},
+            _mapping(Keys(new, keys.where), kind),
+        ]
+        found[kind] = section(keys.where, _agreeing(keys, spellings), d_head, context, theta=theta)
+    return found
+
+
+def reach(position: Mapping[str, Any], context: int) -> int:
+    """The longest sequence of a model with this position section: dynamic scaling starts where the context ends."""
+    scaling = position.get("scaling", {})
+    return int(context * scaling["factor"]) if scaling.get("kind") == "dynamic" else context
 
 
 def section(
@@ -34,17 +80,12 @@ def section(
     values: Mapping[str, Any],
     d_head: int,
     context: int,
-    trained: Any = None,
     fraction: float = 1.0,
     theta: float = 10000.0,
 ) -> dict[str, Any]:
-    """The same from one mapping in the new spelling, such as the one of a layer type.
-
-    Args:
-        trained: the trained length where `values` does not have original_max_position_embeddings.
-    """
+    """The same from one mapping in the new spelling, such as the one of a layer type."""
     named = Keys(dict(values), where)
-    trained_length = named.size("original_max_position_embeddings", context if trained is None else trained)
+    trained_length = named.size("original_max_position_embeddings", context)
     kind = named.raw("rope_type", "default")
     share = named.number("partial_rotary_factor", fraction)
     found: dict[str, Any] = {
@@ -90,6 +131,10 @@ def _longrope(keys: Keys, trained_length: int) -> dict[str, Any]:
         found[name] = [float(v) for v in values]
     if keys.raw("attention_factor") is not None:
         found["attention_factor"] = keys.number("attention_factor")
+    elif keys.raw("factor") is not None:
+        # Instead of the context over the trained length.
+        factor = keys.number("factor")
+        found["attention_factor"] = math.sqrt(1 + math.log(factor) / math.log(trained_length)) if factor > 1 else 1.0
     keys.raw("factor")
     return found
 

@@ -28,7 +28,7 @@ def command(as_json: bool) -> None:
         d_ff = f"{mlp.expert.d_ff} x{mlp.n_experts}" if isinstance(mlp, MoE) else mlp.d_ff
         total, active = model.params, model.active_params
         n = count_text(total) if active == total else f"{count_text(total)} / {count_text(active)}"
-        attention = card.attention
-        heads = (card.n_layers, card.d_model, attention.n_heads, attention.n_kv_heads)
+        kv_heads = getattr(card.attention, "n_kv_heads", "latent")
+        heads = (card.n_layers, card.d_model, card.attention.n_heads, kv_heads)
         rows.append((name, n, *heads, d_ff, card.context, card.vocab_size))
     show.table(("name", "N (total / active)", "L", "d", "H", "H_kv", "d_ff", "context", "V"), rows)

@@ -39,7 +39,7 @@ def _json(card: Card, c: Count) -> dict[str, Any]:
         "name": card.name,
         "total_params": c.total,
         "active_params": c.active,
-        "non_embedding_params": c.total - c.embedding,
+        "non_embedding_params": c.total - c.embedding - c.by_part.get("position", 0),
         "by_part": c.by_part,
         "per_layer": [
             {"layer": i, "period": period, "repeat": times, "params": sum(parts.values()), "by_part": parts}
@@ -54,10 +54,16 @@ def _json(card: Card, c: Count) -> dict[str, Any]:
 
 def _many(counted: list[tuple[Card, Count]]) -> None:
     rows = [
-        (card.name, c.total, c.active, c.total - c.embedding, f"{100 * (c.shortcut / c.total - 1):+.2f} %")
+        (
+            card.name,
+            c.total,
+            c.active,
+            c.total - c.embedding - c.by_part.get("position", 0),
+            f"{100 * (c.shortcut / c.total - 1):+.2f} %",
+        )
         for card, c in counted
     ]
-    show.table(("name", "total", "active", "without embedding", "shortcut"), rows)
+    show.table(("name", "total", "active", "without tables", "shortcut"), rows)
 
 
 def _one(card: Card, c: Count) -> None:

@@ -8,7 +8,6 @@ from scantling.assembly import assemble
 from scantling.checkpoint.find import card_of
 from scantling.cli import show
 from scantling.numbers.flops import flops
-from scantling.parts.part import Workload
 from scantling.units import flops_text
 
 
@@ -24,7 +23,7 @@ def command(model: str, batch: int, tokens: int | None, past: int, revision: str
     """
     card = card_of(model, revision=revision)
     parts = assemble(card)
-    w = Workload(batch=batch, tokens=tokens or card.context, past=past)
+    w = show.workload(card, batch, tokens, past)
     f = flops(parts, w)
     if as_json:
         show.emit(
@@ -40,6 +39,7 @@ def command(model: str, batch: int, tokens: int | None, past: int, revision: str
                 "by_part": f.by_part,
                 "attention_share": f.attention_share,
                 "attention_share_of_total": f.attention_share_of_total,
+                "attention_share_causal": f.attention_share_visible,
                 "attention_half_at_tokens": f.crossover,
                 "rule_2n": f.rule_2n,
                 "rule_6n": f.rule_6n,
@@ -63,3 +63,4 @@ def command(model: str, batch: int, tokens: int | None, past: int, revision: str
     share = f"{100 * f.attention_share:.1f} % of the blocks, {100 * f.attention_share_of_total:.1f} % of the total"
     half = f"; half of the blocks from T = {f.crossover:,}" if f.crossover else ""
     show.say(f"attention (scores and mix, full square): {share}{half}")
+    show.say(f"attention (only visible pairs): {100 * f.attention_share_visible:.1f} % of the blocks")

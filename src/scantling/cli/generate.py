@@ -61,6 +61,10 @@ def command(
     lm = load(model, dtype=dtype, device=device, revision=revision)
     for note in lm.notes:
         click.echo(f"note: {note}", err=True)
+    if temperature == 0 and (top_k or top_p < 1 or min_p or seed is not None):
+        click.echo(
+            "note: temperature is 0, the likeliest token: --top-k, --top-p, --min-p and --seed do nothing", err=True
+        )
     text = _chat(lm, prompt) if chat else prompt
 
     def write(piece: str) -> None:
@@ -87,18 +91,20 @@ def _chat(lm: Model, prompt: str) -> str:
 
 
 def predicted(lm: Model, done: Generation) -> dict[str, int]:
-    """What the part tree says of this generation: FLOPs, cache bytes, weight bytes read per decoded token."""
-    from scantling.numbers.flops import flops, per_token
-    from scantling.numbers.memory import memory
+    """What the part tree says of this generation: FLOPs, cache bytes, and bytes that a decoded token must read."""
+    from scantling.numbers.flops import decode, flops
+    from scantling.numbers.memory import memory, read_per_token
     from scantling.parts.part import Workload
 
     width = str(lm.dtype).removeprefix("torch.")
-    weights = memory(lm.parts, Workload(tokens=done.prompt_tokens + done.limit), width, width)
+    steps = done.new_tokens - 1
+    room = memory(lm.parts, Workload(tokens=done.prompt_tokens + done.limit), width, width)
     return {
-        "prefill_flops": flops(lm.parts, Workload(tokens=done.prompt_tokens)).forward,
-        "decode_flops_per_token": per_token(lm.parts, done.prompt_tokens),
-        "cache_bytes": weights.kv,
-        "weights_bytes": weights.weights,
+        "prefill_flops": flops(lm.parts, Workload(tokens=done.prompt_tokens, last_only=True)).forward,
+        "decode_flops": decode(lm.parts, done.prompt_tokens, steps) if steps else 0,
+        "cache_bytes": room.kv,
+        "weights_bytes": room.weights,
+        "bytes_read_per_token": read_per_token(lm.parts, done.prompt_tokens + steps // 2, width),
     }
 
 
@@ -126,10 +132,10 @@ def report(lm: Model, done: Generation) -> list[str]:
     steps = done.new_tokens - 1
     if steps > 0:
         each = done.decode_seconds / steps
-        read = p["weights_bytes"]
+        read = p["bytes_read_per_token"]
         lines.append(
             f"decode: {steps} steps in {done.decode_seconds:.3f} s, {1 / each:.1f} tokens/s; "
-            f"{bytes_text(read)} of weights per token predicted, {read / each / 1e9:.1f} GB/s"
+            f"{bytes_text(read)} of weights and cache read per token predicted, {read / each / 1e9:.1f} GB/s"
         )
     same = "as predicted" if done.cache_bytes == p["cache_bytes"] else f"{p['cache_bytes']:,} predicted"
     width = str(lm.dtype).removeprefix("torch.")

@@ -76,6 +76,9 @@ def _run(args: list[str]) -> int:
         return _fail(error.format_message().rstrip(".") + usage)
     except ScantlingError as error:
         return _fail(str(error))
+    except SystemExit as error:
+        # click ends a closed pipe with status 1, which would read as a finding.
+        return 0 if isinstance(error.__context__, BrokenPipeError) else int(error.code or 0)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return 130
@@ -83,6 +86,8 @@ def _run(args: list[str]) -> int:
         # The reader is gone; what is left in the buffer has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        return _fail(f"{error.filename or 'standard output'}: {error.strerror}")
 
 
 def _fail(message: str) -> int:

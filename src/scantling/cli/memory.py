@@ -8,8 +8,7 @@ from scantling.assembly import assemble
 from scantling.checkpoint.find import card_of
 from scantling.cli import show
 from scantling.numbers.memory import memory
-from scantling.parts.part import Workload
-from scantling.units import bytes_text, dtype_name
+from scantling.units import bytes_text, storage_dtype
 
 
 @click.command()
@@ -31,8 +30,8 @@ def command(
 ) -> None:
     """Memory of inference, line by line: weights, KV cache, logits, and the score matrix that a fused kernel avoids."""
     card = card_of(model, revision=revision)
-    weights, cache = dtype_name(dtype), dtype_name(cache_dtype)
-    w = Workload(batch=batch, tokens=tokens or card.context, past=past)
+    weights, cache = storage_dtype(dtype), storage_dtype(cache_dtype)
+    w = show.workload(card, batch, tokens, past)
     m = memory(assemble(card), w, weights, cache)
     if as_json:
         show.emit(
@@ -58,7 +57,7 @@ def command(
         (f"weights, {weights}", m.weights, bytes_text(m.weights)),
         (f"KV cache, {cache}, {w.batch} x {w.keys:,} positions", m.kv, bytes_text(m.kv)),
         ("logits of every position, float32", m.logits, bytes_text(m.logits)),
-        ("total with a fused kernel", m.total, bytes_text(m.total)),
+        ("total: weights, cache, logits; no activations", m.total, bytes_text(m.total)),
         ("one position of one row in the cache", m.kv_per_token, bytes_text(m.kv_per_token)),
         (f"scores of one layer, {weights}, if a kernel stores them", m.scores, bytes_text(m.scores)),
     ]

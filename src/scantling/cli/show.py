@@ -9,6 +9,11 @@ from typing import Any, TypeVar
 
 import click
 
+from scantling.cards import Card
+from scantling.cards.rules import position_limit
+from scantling.errors import ScantlingInputError
+from scantling.parts.part import Workload
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON: plain integers, bytes, seconds.")
@@ -42,6 +47,28 @@ def workload_options(tokens: int | None = None, past: bool = True) -> Callable[[
     return add
 
 
+def workload(card: Card, batch: int, tokens: int | None, past: int, **more: Any) -> Workload:
+    """What the command line asks for; without --tokens, the model's context.
+
+    Raises:
+        ScantlingInputError: more positions than a learned table has.
+    """
+    new = max(1, card.context - past) if tokens is None else tokens
+    limit = position_limit(card)
+    if limit is not None and past + new > limit:
+        raise ScantlingInputError(
+            f"{past + new:,} positions (past + tokens) are asked for and {card.name} has {limit:,} learned ones"
+        )
+    return Workload(batch, new, past, **more)
+
+
+def width() -> int:
+    """Columns of the terminal; without one, as many as a line needs."""
+    import shutil
+
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 4000
+
+
 def emit(data: Any) -> None:
     """JSON on standard output."""
     click.echo(json.dumps(data, indent=2, ensure_ascii=False))
@@ -58,12 +85,19 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | No
     from rich.text import Text
 
     tty = sys.stdout.isatty()
-    console = Console(file=sys.stdout, width=None if tty else 4000, highlight=False, markup=False, emoji=False)
+    console = Console(file=sys.stdout, width=width(), highlight=False, markup=False, emoji=False)
     data = [list(row) for row in rows]
     drawn = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     for i, name in enumerate(columns):
         numeric = any(isinstance(row[i], int | float) for row in data)
-        drawn.add_column(name, justify="right" if numeric else "left", no_wrap=numeric or not tty, overflow="fold")
+        longest = max((len(_cell(row[i])) for row in data), default=0)
+        drawn.add_column(
+            name,
+            justify="right" if numeric else "left",
+            no_wrap=numeric or not tty,
+            overflow="fold",
+            min_width=min(longest, 18),
+        )
     for row in data:
         drawn.add_row(*(Text(_cell(value)) for value in row))
     with console.capture() as captured:

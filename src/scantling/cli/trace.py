@@ -9,8 +9,9 @@ import click
 from scantling.assembly import assemble
 from scantling.checkpoint.find import card_of
 from scantling.cli import show
-from scantling.parts.part import Step, Workload, total
-from scantling.units import DTYPE_BYTES, bytes_text, dtype_name, flops_text
+from scantling.numbers.flops import BACKWARD
+from scantling.parts.part import Step, total
+from scantling.units import DTYPE_BYTES, bytes_text, count_text, flops_text, weights_dtype
 
 
 @click.command()
@@ -36,36 +37,42 @@ def command(
     revision: str | None,
     as_json: bool,
 ) -> None:
-    """Every step of one pass, from token ids to probabilities, loss and cache: shape, parameters, FLOPs, bytes."""
+    """Every step of one pass, from text to probabilities, loss and cache: shape, parameters, FLOPs, bytes."""
     card = card_of(model, revision=revision)
     if train and past:
         raise click.UsageError("--past is for decoding; a training pass has no cache", click.get_current_context())
-    w = Workload(batch, tokens or card.context, past, training=train, kernel=kernel, unrolled=unroll)
-    activations = dtype_name(dtype)
+    w = show.workload(card, batch, tokens, past, training=train, kernel=kernel, unrolled=unroll)
+    activations = weights_dtype(dtype)
     parts = assemble(card)
     steps = list(parts.steps(w))
     params, forward = total(steps, "params"), total(steps, "flops")
+    kept = parts.named_state(w)
+    cache = 0 if train else sum(_bytes(s, activations) * s.repeat for s in steps if s.path in kept)
     if as_json:
-        rows = [_json(step, activations) for step in steps]
-        show.emit({"name": card.name, "steps": rows, "total_params": params, "total_flops": forward})
+        about = {"batch": w.batch, "tokens": w.tokens, "past": w.past, "kernel": kernel, "dtype": activations}
+        sums: dict[str, Any] = {"total_params": params, "total_flops": forward, "kv_cache_bytes": cache}
+        if train:
+            sums["training_flops"] = (1 + BACKWARD) * forward
+        show.emit({"name": card.name, **about, "steps": [_json(step, activations, train) for step in steps], **sums})
         return
     show.say(
         f"{card.name}, B {w.batch}, T {w.tokens:,}, P {w.past:,}, {kernel} attention, activations in {activations}"
     )
     show.say()
-    names = ("#", "path", "op", "shape", "elements", "parameters", "FLOPs", "bytes", "repeat", "what")
-    show.table(names, [_row(i, step, activations) for i, step in enumerate(steps)])
+    _table(steps, activations)
     show.say(f"total: {params:,} parameters, {forward:,} FLOPs ({flops_text(forward)}) forward, full square")
-    cache = sum(_bytes(s, activations) * s.repeat for s in steps if s.path.endswith((":keys", ":values")))
+    if train:
+        whole = (1 + BACKWARD) * forward
+        show.say(f"with the backward: {whole:,} FLOPs ({flops_text(whole)})")
     if cache:
         show.say(f"KV cache after this pass: {cache:,} bytes ({bytes_text(cache)}) in {activations}")
 
 
 def _bytes(step: Step, activations: str) -> int:
-    return step.numel * DTYPE_BYTES[step.dtype or activations]
+    return step.numel * DTYPE_BYTES[step.dtype or activations] if step.stored else 0
 
 
-def _json(step: Step, activations: str) -> dict[str, Any]:
+def _json(step: Step, activations: str, train: bool) -> dict[str, Any]:
     return {
         "path": step.path,
         "op": step.op,
@@ -76,22 +83,32 @@ def _json(step: Step, activations: str) -> dict[str, Any]:
         "flops": step.flops,
         "flops_causal": step.flops_visible,
         "bytes": _bytes(step, activations),
-        "saved_bytes": step.saved_bytes,
+        # Nothing is kept for a backward pass in inference; what training keeps is not counted here.
+        "saved_bytes": None if train else 0,
         "repeat": step.repeat,
         "note": step.note,
     }
 
 
-def _row(i: int, s: Step, activations: str) -> tuple[Any, ...]:
-    return (
-        i,
-        s.path,
-        s.op,
-        s.shape,
-        s.numel,
-        s.params or None,
-        s.flops or None,
-        _bytes(s, activations),
-        s.repeat,
-        s.note,
-    )
+def _table(steps: list[Step], activations: str) -> None:
+    """All columns where there is room for them; on a narrow terminal, short figures and no sentences."""
+    if show.width() < 200:
+        show.table(
+            ("path", "op", "shape", "params", "FLOPs", "bytes", "x"),
+            [(_short(s.path), s.op, s.shape, *_figures(s, activations), s.repeat) for s in steps],
+        )
+        return
+    names = ("path", "op", "formula", "shape", "elements", "parameters", "FLOPs", "bytes", "repeat", "what")
+    rows = []
+    for s in steps:
+        figures = (s.numel, s.params or None, s.flops or None, _bytes(s, activations))
+        rows.append((s.path, s.op, s.formula, s.shape, *figures, s.repeat, s.note))
+    show.table(names, rows)
+
+
+def _short(path: str) -> str:
+    return path.removeprefix("decoder.").replace("blocks.", "")
+
+
+def _figures(step: Step, activations: str) -> tuple[str, ...]:
+    return tuple(count_text(n) if n else "" for n in (step.params, step.flops, _bytes(step, activations)))

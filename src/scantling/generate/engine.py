@@ -13,6 +13,7 @@ from torch import Tensor
 from scantling.errors import ScantlingInputError
 from scantling.generate.sample import Sampling, choose
 from scantling.generate.stops import StopFilter
+from scantling.model import padding_of
 from scantling.parts.part import Workload
 from scantling.tensor.cache import Cache
 from scantling.tensor.context import Context
@@ -61,11 +62,17 @@ class Session:
         self._padding: Tensor | None = None
         self._lengths: Tensor | None = None
         self._capacity = capacity
+        positions = [part.position for _, part, _ in model.parts.walk() if hasattr(part, "position")]
+        self._renewals = {position.renewed_past for position in positions} - {None}
+        self._passed: list[tuple[Tensor, Tensor | None]] = []
 
     def prefill(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """The prompt, ids (B, T), padded left where `attention_mask` is 0: logits (B, V) of the last position."""
         positions = None
-        if attention_mask is not None and not bool(attention_mask.all()):
+        padded = attention_mask is not None and not bool(attention_mask.all())
+        if self.filled and (padded or self._padding is not None):
+            raise ScantlingInputError("padded rows are prefilled in one piece")
+        if attention_mask is not None and padded:
             real = attention_mask.bool()
             self._padding = real.new_ones(ids.shape[0], self._capacity)
             self._padding[:, : ids.shape[1]] = real
@@ -82,6 +89,13 @@ class Session:
 
     def _pass(self, ids: Tensor, positions: Tensor | None) -> Tensor:
         end = self.filled + ids.shape[1]
+        if self._renewals:
+            self._passed.append((ids, positions))
+        if self.filled and any(self.filled <= length < end for length in self._renewals):
+            self.cache.clear()
+            ids = torch.cat([ids for ids, _ in self._passed], 1)
+            given = [positions for _, positions in self._passed if positions is not None]
+            positions = torch.cat(given, 1) if given else None
         padding = None if self._padding is None else self._padding[:, :end]
         ctx = Context.of(
             ids, positions=positions, padding=padding, cache=self.cache, kernel_name=self.kernel, last_only=True
@@ -115,13 +129,13 @@ def tokens(
         ScantlingInputError: the prompt leaves no room in the context.
     """
     limit = room(model, ids.shape[1], max_new_tokens)
-    generator = sampling.generator()
+    generators = sampling.generators(ids.shape[0])
     known = model.card.vocab_size if model.tokenizer is None else model.tokenizer.vocab_size
     session = Session(model, ids.shape[0], ids.shape[1] + limit)
     logits = session.prefill(ids, attention_mask)
     for i in range(limit):
         # Rows of the table past the tokenizer's last id stand for no token.
-        new = choose(logits[:, :known], sampling, generator)
+        new = choose(logits[:, :known], sampling, generators)
         yield new, session
         if i + 1 < limit:
             logits = session.step(new)
@@ -129,7 +143,7 @@ def tokens(
 
 def complete(
     model: Model,
-    prompt: str | Sequence[int],
+    prompt: str,
     max_new_tokens: int,
     sampling: Sampling,
     *,
@@ -140,7 +154,6 @@ def complete(
     """Continue one prompt to text.
 
     Args:
-        prompt: text, or ids that were encoded before.
         stop: strings that end the text; they are not part of it.
         show: called with each piece of text as soon as it is certain.
 
@@ -152,14 +165,14 @@ def complete(
         raise ScantlingInputError(
             "the model has no tokenizer (no tokenizer.json beside its weights): give token ids instead of text"
         )
-    if max_new_tokens < 1:
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ScantlingInputError(f"max_new_tokens is {max_new_tokens}; at least 1 is needed")
-    encoded = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-    if not encoded or prompt == "":
+    encoded = tokenizer.encode(prompt)
+    if not encoded or not prompt:
         raise ScantlingInputError("the prompt is empty: at least one token is needed to go on from")
     ids = model.ids(encoded)
     limit = room(model, len(encoded), max_new_tokens)
-    eos = frozenset() if ignore_eos else tokenizer.eos_ids
+    eos = frozenset[int]() if ignore_eos else model.eos_ids
     stream, stops = tokenizer.stream(), StopFilter(stop)
     new: list[int] = []
     reason, cache_bytes = "length", 0
@@ -192,14 +205,14 @@ def continue_ids(
     model: Model, ids: Tensor, max_new_tokens: int, sampling: Sampling, attention_mask: Any, ignore_eos: bool
 ) -> Tensor:
     """Whole rows (B, T + new) for prompts (B, T); a row that ended goes on with its last id."""
-    mask = None if attention_mask is None else torch.as_tensor(attention_mask, device=ids.device)
-    if mask is not None and (mask.shape != ids.shape or not bool(mask[:, -1].all())):
-        raise ScantlingInputError("attention_mask must have the shape of the ids, with rows padded on the left")
-    if max_new_tokens < 0:
+    mask = None if attention_mask is None else padding_of(attention_mask, ids)
+    if mask is not None and not bool(mask[:, -1].all()):
+        raise ScantlingInputError("the last token of a row is padding: rows of a batch are padded on the left")
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
         raise ScantlingInputError(f"max_new_tokens is {max_new_tokens}; at least 0 is needed")
     if max_new_tokens == 0:
         return ids
-    ends = [] if ignore_eos or model.tokenizer is None else sorted(model.tokenizer.eos_ids)
+    ends = [] if ignore_eos else sorted(model.eos_ids)
     done = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
     columns = [ids]
     with torch.inference_mode():

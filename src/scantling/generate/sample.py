@@ -11,6 +11,8 @@ from torch import Tensor
 from scantling.errors import ScantlingInputError
 
 MAX_TEMPERATURE = 10.0
+COLD = 1e-5
+"""Below this the likeliest token is certain for all that float32 can tell, and logits / temperature would overflow."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class Sampling:
     """How a token is drawn.
 
     Attributes:
-        temperature: divides the logits; 0 takes the likeliest token and needs no seed.
+        temperature: divides the logits; 0 (anything below 1e-5) takes the likeliest token and needs no seed.
         top_k: keep the k likeliest; 0 keeps all, as does any number from the vocabulary's size on.
         top_p: keep the likeliest tokens up to the one that brings their mass to p (Holtzman et al., arXiv:1904.09751);
             1.0 keeps all, 0.0 keeps one.
@@ -38,11 +40,16 @@ class Sampling:
         _within("min_p", self.min_p, 0.0, 1.0)
         if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
             raise ScantlingInputError(f"top_k is {self.top_k!r}; a whole number is needed, 0 for no limit")
+        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
+            raise ScantlingInputError(f"seed is {self.seed!r}; a whole number is needed")
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise ScantlingInputError(f"seed is {self.seed}; a 64-bit number is needed")
 
-    def generator(self) -> torch.Generator:
-        """A source of draws that belongs to one request."""
+    def generators(self, rows: int) -> list[torch.Generator]:
+        """A source of draws for each row of a batch, so that a row draws what it would draw alone."""
+        return [self._generator() for _ in range(rows)]
+
+    def _generator(self) -> torch.Generator:
         generator = torch.Generator()
         if self.seed is None:
             generator.seed()
@@ -93,9 +100,11 @@ def min_p(logits: Tensor, fraction: float) -> Tensor:
     return logits.masked_fill(probabilities < floor, float("-inf"))
 
 
-def choose(logits: Tensor, how: Sampling, generator: torch.Generator) -> Tensor:
-    """The next token of each row: logits (B, V) -> ids (B)."""
-    if how.temperature == 0:
+def choose(logits: Tensor, how: Sampling, generators: list[torch.Generator]) -> Tensor:
+    """The next token of each row: logits (B, V) -> ids (B); row i draws from generator i."""
+    if how.temperature < COLD:
         return logits.argmax(-1)
     probabilities = filtered(logits, how).softmax(-1).cpu()
-    return torch.multinomial(probabilities, 1, generator=generator)[:, 0].to(logits.device)
+    rows = zip(probabilities, generators, strict=True)
+    drawn = [torch.multinomial(row, 1, generator=generator) for row, generator in rows]
+    return torch.cat(drawn).to(logits.device)

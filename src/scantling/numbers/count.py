@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from scantling.parts.block import Block
 from scantling.parts.part import Part, cycles
 from scantling.parts.transformer import Transformer
 
@@ -65,18 +64,19 @@ def _shortcut(model: Transformer, by_part: dict[str, int]) -> tuple[int, dict[st
         - 8 * layers * d * d,
         "norms": by_part.get("norm", 0),
         "learned positions": by_part.get("position", 0),
-        "rows that pad the vocabulary": tables * d * (model.head.rows - vocab),
+        "token table and head are not V d each (padding, bias, width)": by_part.get("embedding", 0)
+        + by_part.get("head", 0)
+        - tables * vocab * d,
     }
     return 12 * layers * d * d + tables * vocab * d, {why: n for why, n in reasons.items() if n}
 
 
 def ratios(model: Transformer, counted: Count) -> dict[str, float]:
-    """What practitioners check: d/L, the MLP's share of the blocks, d_ff/d."""
+    """What practitioners check: d/L, and the MLP's share of the blocks and the final norm."""
     d, layers = model.d_model, len(model.decoder.blocks)
     stack = sum(n for role, n in counted.by_part.items() if role not in ("embedding", "position", "head"))
     mlp = sum(counted.by_part.get(role, 0) for role in ("mlp", "experts", "router"))
-    first = model.decoder.blocks[0] if layers else None
     found = {"d_model / n_layers": d / layers} if layers else {}
-    if isinstance(first, Block) and stack:
+    if stack:
         found["MLP share of the blocks"] = mlp / stack
     return found

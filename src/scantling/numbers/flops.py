@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from scantling.parts.part import Step, Workload, total
 from scantling.parts.transformer import Transformer
@@ -22,6 +22,7 @@ class Flops:
         by_part: forward, by heading: attention projections, attention scores and mix, mlp, experts, router, head.
         attention_share: scores and mix over all of the blocks' FLOPs (full square, no head).
         attention_share_of_total: scores and mix over all FLOPs.
+        attention_share_visible: scores and mix of the pairs that are seen, over the blocks' FLOPs with only those.
         rule_2n: 2 N per token, N the active parameters, embedding and position tables included.
         crossover: length T at which scores and mix pass half of the blocks' FLOPs, None without blocks.
     """
@@ -31,6 +32,7 @@ class Flops:
     by_part: dict[str, int]
     attention_share: float
     attention_share_of_total: float
+    attention_share_visible: float
     rule_2n: int
     crossover: int | None
 
@@ -57,12 +59,15 @@ def flops(model: Transformer, w: Workload) -> Flops:
     forward = total(steps, "flops")
     mix = by_part.get("scores and mix", 0)
     blocks = forward - by_part.get("head", 0)
+    visible = total(steps, "flops_visible")
+    hidden = forward - visible
     return Flops(
         forward=forward,
-        forward_visible=total(steps, "flops_visible"),
+        forward_visible=visible,
         by_part=by_part,
         attention_share=mix / blocks if blocks else 0.0,
         attention_share_of_total=mix / forward if forward else 0.0,
+        attention_share_visible=(mix - hidden) / (blocks - hidden) if blocks - hidden else 0.0,
         rule_2n=2 * model.active_params * w.batch * w.tokens,
         crossover=_crossover(model),
     )
@@ -89,6 +94,8 @@ def _crossover(model: Transformer) -> int | None:
     return -(-rest // mix) if mix else None
 
 
-def per_token(model: Transformer, past: int) -> int:
-    """FLOPs of one decoded token that reads `past` cached positions and itself."""
-    return total(model.steps(replace(Workload(), past=past)), "flops")
+def decode(model: Transformer, past: int, tokens: int) -> int:
+    """FLOPs of `tokens` decode steps, the first of which reads `past` cached positions and itself."""
+    first, last = (total(model.steps(Workload(past=p)), "flops") for p in (past, past + tokens - 1))
+    # Every position more costs each step the same, so the steps form an arithmetic series.
+    return (first + last) * tokens // 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from scantling.parts.leaf import Embedding
 from scantling.parts.part import Workload
 from scantling.parts.transformer import Transformer
 from scantling.units import DTYPE_BYTES
@@ -30,7 +31,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Weights, cache and logits: what a fused kernel needs beside its working space."""
+        """Weights, cache and logits; activations are not included."""
         return self.weights + self.kv + self.logits
 
 
@@ -38,7 +39,7 @@ def memory(model: Transformer, w: Workload, dtype: str, cache_dtype: str) -> Mem
     """Bytes for `w` with weights in `dtype` and the cache in `cache_dtype`."""
     reference = [*model.steps(replace(w, kernel="reference"))]
     scores = max((s.numel for s in reference if s.path.endswith(":scores")), default=0)
-    logits = w.batch * w.tokens * model.head.vocab_size
+    logits = max(step.numel for step in model.steps(w) if step.path.startswith("head"))
     return Memory(
         weights=model.params * DTYPE_BYTES[dtype],
         kv_per_token=_state(model, Workload()) * DTYPE_BYTES[cache_dtype],
@@ -46,6 +47,17 @@ def memory(model: Transformer, w: Workload, dtype: str, cache_dtype: str) -> Mem
         logits=logits * DTYPE_BYTES["float32"],
         scores=scores * DTYPE_BYTES[dtype],
     )
+
+
+def read_per_token(model: Transformer, past: int, dtype: str) -> int:
+    """Bytes that one decode step must read: the active weights that enter a product or a norm, and the cache.
+
+    A table that is only looked up counts one row.
+    """
+    looked_up = [part for _, part, _ in model.walk() if isinstance(part, Embedding)]
+    read = model.active_params + sum(part.d_model for part in looked_up)
+    read -= sum(part.params for part in looked_up if not (part is model.embed and model.head.tied))
+    return (read + _state(model, Workload(past=past))) * DTYPE_BYTES[dtype]
 
 
 def _state(model: Transformer, w: Workload) -> int:

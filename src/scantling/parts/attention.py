@@ -79,7 +79,9 @@ class Attention(Part):
         yield from self._norm_steps(w, over_width=True)
         for name, shape in (("q", queries), ("k", new), ("v", new)):
             note = "The same numbers, seen head by head."
-            yield Step(f":{name}_heads", f"split {name} into heads", shape, formula="(B,T,H*D) -> (B,H,T,D)", note=note)
+            letter = "H" if name == "q" else "H_kv"
+            formula = f"(B,T,{letter}*D) -> (B,{letter},T,D)"
+            yield Step(f":{name}_heads", f"split {name} into heads", shape, formula=formula, note=note)
         yield from self._norm_steps(w, over_width=False)
         if self.position.turned:
             for name, shape in (("q", queries), ("k", new)):
@@ -91,7 +93,7 @@ class Attention(Part):
         if self.sinks:
             note = "A score per head that takes weight and gives no value."
             yield Step(":sinks", "attention sinks", (self.n_heads,), self.n_heads, formula="s_h", note=note)
-        yield from self._mix_steps(w)
+        yield from mix_steps(w, self.visibility, self.n_heads, self.n_kv_heads, self.d_head, self.d_head)
         note = "The heads' results side by side."
         yield Step(":merged", "merge heads", (b, t, self.n_heads * d), formula="(B,H,T,D) -> (B,T,H*D)", note=note)
         yield from self.steps_of("o", w, "W_O", "Writes what was read back to the stream's width.")
@@ -108,33 +110,6 @@ class Attention(Part):
         for name, heads in (("q", self.n_heads), ("k", self.n_kv_heads)):
             lead = None if over_width else (w.batch, heads, w.tokens)
             yield from self.steps_of(f"{name}_norm", replace(w, lead=lead), note=f"Keeps the size of {name} in bounds.")
-
-    def _mix_steps(self, w: Workload) -> Iterator[Step]:
-        b, h, t, s, d = w.batch, self.n_heads, w.tokens, w.keys, self.d_head
-        half, half_visible = 2 * b * h * t * s * d, 2 * b * h * self.visibility.pairs(t, w.past) * d
-        if (group := self.n_heads // self.n_kv_heads) > 1:
-            note = f"Each KV head serves {group} query heads; fused kernels index instead of copying."
-            for name in ("k", "v"):
-                yield Step(
-                    f":{name}_shared",
-                    f"repeat {name} {group}x",
-                    (b, h, s, d),
-                    formula=f"head i <- i // {group}",
-                    note=note,
-                )
-        if w.kernel == "reference":
-            note = "How well each query fits each key."
-            yield Step(":scores", "scores", (b, h, t, s), 0, half, half_visible, formula="q k^T * scale", note=note)
-            yield Step(
-                ":weights", "softmax", (b, h, t, s), formula="softmax over visible keys", note="Each row adds up to 1."
-            )
-            yield Step(":mixed", "mix values", (b, h, t, d), 0, half, half_visible, formula="weights v")
-        else:
-            note = "Scores, softmax and mix in one kernel: the T x S matrix is never stored."
-            formula = "softmax(q k^T * scale) v"
-            yield Step(
-                ":mixed", "attention (fused)", (b, h, t, d), 0, 2 * half, 2 * half_visible, formula=formula, note=note
-            )
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         b, t, _ = x.shape
@@ -163,3 +138,32 @@ class Attention(Part):
         if self.q_norm and self._norm_over_width:
             q, k = net.q_norm(q), net.k_norm(k)
         return q, k, v
+
+
+def mix_steps(
+    w: Workload, visibility: Visibility, n_heads: int, n_kv_heads: int, d_head: int, d_value: int
+) -> Iterator[Step]:
+    """Rows from queries and keys of `d_head` channels and values of `d_value` to the mixed values."""
+    b, h, t, s = w.batch, n_heads, w.tokens, w.keys
+    pairs, visible = 2 * b * h * t * s, 2 * b * h * visibility.pairs(t, w.past)
+    if (group := n_heads // n_kv_heads) > 1:
+        stored = w.kernel == "reference"
+        note = f"Each KV head serves {group} query heads" + ("." if stored else ": an index, nothing is copied.")
+        for name, width in (("k", d_head), ("v", d_value)):
+            shape, formula = (b, h, s, width), f"head i <- i // {group}"
+            op = f"repeat {name} {group}x"
+            yield Step(f":{name}_shared", op, shape, formula=formula, note=note, stored=stored)
+    if w.kernel == "reference":
+        cost, formula = (pairs * d_head, visible * d_head), "q k^T * scale"
+        yield Step(
+            ":scores", "scores", (b, h, t, s), 0, *cost, formula=formula, note="How well each query fits each key."
+        )
+        note = "Each row adds up to 1."
+        yield Step(":weights", "softmax", (b, h, t, s), formula="softmax over visible keys", note=note)
+        cost = (pairs * d_value, visible * d_value)
+        note = "What each query takes home."
+        yield Step(":mixed", "mix values", (b, h, t, d_value), 0, *cost, formula="weights v", note=note)
+    else:
+        note = "Scores, softmax and mix in one kernel: the T x S matrix is never stored."
+        cost, formula = (pairs * (d_head + d_value), visible * (d_head + d_value)), "softmax(q k^T * scale) v"
+        yield Step(":mixed", "attention (fused)", (b, h, t, d_value), 0, *cost, formula=formula, note=note)

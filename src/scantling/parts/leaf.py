@@ -51,7 +51,15 @@ class GroupedLinear(Part):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         flops = 2 * math.prod(w.rows) * self.d_in * self.d_out
-        yield Step("", "expert linear", (*w.rows, self.d_out), self.params, flops, flops, formula="x W_e^T")
+        yield Step(
+            "",
+            "expert linear",
+            (*w.rows, self.d_out),
+            self.params,
+            flops,
+            flops,
+            formula="x W_e^T + b_e" if self.bias else "x W_e^T",
+        )
 
     def forward(self, net: Any, x: Any, groups: Any) -> Any:
         return groups.linear(x, net.weight, net.bias if self.bias else None)

@@ -84,7 +84,7 @@ class GatedMLP(Part):
         yield from self.steps_of("up", w, "up", "Widens each token's vector.")
         formula = f"{self.act}(gate) * up" if self.clamp is None else "(up + 1) * gate * sigmoid(alpha gate), clamped"
         note = "The gate scales each hidden channel."
-        yield Step(":hidden", f"{self.act} x gate", (*w.rows, self.d_ff), formula=formula, note=note)
+        yield Step(":hidden", f"{self.act}(gate) x up", (*w.rows, self.d_ff), formula=formula, note=note)
         yield from self.steps_of("down", w, "down", "Back to the stream's width.")
 
     def forward(self, net: Any, x: Any, ctx: Any, *groups: Any) -> Any:

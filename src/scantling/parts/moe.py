@@ -75,7 +75,8 @@ class Router(Part):
             experts = self._in_best_groups(wanted).topk(self.top_k, -1).indices
             kept = scores.gather(-1, experts)
         if self.normalize:
-            kept = kept / kept.sum(-1, keepdim=True)
+            # Sigmoids can all be 0; any other sum is too large to notice (DeepSeek's constant).
+            kept = kept / (kept.sum(-1, keepdim=True) + 1e-20)
         return ctx.mark(net, "kept", (kept * self.scale).to(x.dtype)), experts
 
     def _in_best_groups(self, scores: Any) -> Any:

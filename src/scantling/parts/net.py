@@ -35,9 +35,9 @@ class Net(nn.Module):
             else:
                 self.add_module(name, child.module(at))
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args: Any, **named: Any) -> Any:
         """The part's forward, with this module as its hull."""
-        return self.part.forward(self, *args)
+        return self.part.forward(self, *args, **named)
 
     def extra_repr(self) -> str:
         return type(self.part).__name__

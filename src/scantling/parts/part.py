@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from scantling.errors import ScantlingInputError
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -29,6 +31,7 @@ class Workload:
         training: no cache, and a loss over every position instead of next-token probabilities.
         kernel: ``fused`` never holds the T x S scores; ``reference`` is plain matmul and softmax.
         lead: leading shape of the activations where it is not (B, T): the rows sent to experts.
+        last_only: the head reads the last position only, as a prefill does.
         unrolled: rows for every block, instead of one block with the number of its repeats.
     """
 
@@ -38,7 +41,18 @@ class Workload:
     training: bool = False
     kernel: str = "fused"
     lead: Shape | None = None
+    last_only: bool = False
     unrolled: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch", 1), ("tokens", 1), ("past", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ScantlingInputError(f"{name} is {value!r}; a whole number of at least {least} is needed")
+        if self.kernel not in ("fused", "reference"):
+            raise ScantlingInputError(f"kernel is {self.kernel!r}; use fused or reference")
+        if self.training and self.past:
+            raise ScantlingInputError("a training pass has no cache: past must be 0")
 
     @property
     def keys(self) -> int:
@@ -66,7 +80,7 @@ class Step:
         formula: the operation in symbols.
         note: one plain sentence.
         dtype: of the output where it is not the activations' own.
-        saved_bytes: kept for a backward pass; 0 in inference.
+        stored: whether the output is a tensor of its own; False where a kernel only reads it by an index.
     """
 
     path: str
@@ -79,7 +93,7 @@ class Step:
     formula: str = ""
     note: str = ""
     dtype: str | None = None
-    saved_bytes: int = 0
+    stored: bool = True
 
     @property
     def numel(self) -> int:

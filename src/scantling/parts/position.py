@@ -36,6 +36,11 @@ class Position(Part):
         """Channels of each head that are turned."""
         return 0
 
+    @property
+    def renewed_past(self) -> int | None:
+        """The length past which keys turned before are void, so that a cache is filled anew; None for never."""
+        return None
+
 
 @dataclass(frozen=True)
 class NoPosition(Position):
@@ -48,11 +53,13 @@ class Learned(Position):
 
     Attributes:
         offset: rows of the table before that of position 0.
+        from_mask: where no positions are given, real tokens are counted and padding is not.
     """
 
     n_positions: int
     d_model: int
     offset: int = 0
+    from_mask: bool = False
 
     def children(self) -> Mapping[str, Part]:
         return {"table": Embedding(self.n_positions + self.offset, self.d_model)}
@@ -63,7 +70,8 @@ class Learned(Position):
         yield Step(":added", "add positions", (*w.rows, self.d_model), formula="x + P[positions]", note=note)
 
     def embed(self, net: Any, x: Any, ctx: Any) -> Any:
-        return ctx.mark(net, "added", x + net.table(ctx.positions + self.offset if self.offset else ctx.positions))
+        places = ctx.counted_positions if self.from_mask else ctx.positions
+        return ctx.mark(net, "added", x + net.table(places + self.offset if self.offset else places))
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,11 @@ class Scaling:
         """Factor on cosines and sines."""
         return 1.0
 
+    @property
+    def renewed_past(self) -> int | None:
+        """See `Position.renewed_past`."""
+        return None
+
 
 @dataclass(frozen=True)
 class Linear(Scaling):
@@ -117,7 +122,7 @@ class Llama3(Scaling):
 class LongRope(Scaling):
     """A divisor per pair: the short list up to the trained length, the long one beyond (Ding et al., arXiv:2402.13753).
 
-    Keys cached before the switch keep the short divisors, so a cache does not equal one pass across it.
+    Keys cached before the switch keep the short divisors, so whoever generates across it fills the cache anew.
     """
 
     trained_length: int
@@ -132,6 +137,10 @@ class LongRope(Scaling):
     @property
     def factor_on_turns(self) -> float:
         return self.attention_factor
+
+    @property
+    def renewed_past(self) -> int | None:
+        return self.trained_length
 
 
 @dataclass(frozen=True)
@@ -163,3 +172,7 @@ class RoPE(Position):
     @property
     def turned(self) -> int:
         return self.d_rotary
+
+    @property
+    def renewed_past(self) -> int | None:
+        return None if self.scaling is None else self.scaling.renewed_past

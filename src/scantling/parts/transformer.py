@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scantling.parts.leaf import Embedding, Linear
@@ -89,6 +89,7 @@ class Transformer(Part):
     Attributes:
         widen: from the table's width to d_model, or None where they are equal.
         scale: factor on the embeddings, or None.
+        scale_rounded: the factor is rounded to the embeddings' dtype before it multiplies.
     """
 
     embed: Embedding
@@ -96,6 +97,7 @@ class Transformer(Part):
     head: Head
     widen: Linear | None = None
     scale: float | None = None
+    scale_rounded: bool = False
     role = "embedding"
 
     def children(self) -> Mapping[str, Child]:
@@ -119,7 +121,7 @@ class Transformer(Part):
             note = "Brings the vectors to the size the blocks expect."
             yield Step(":scaled", "scale embeddings", (*w.rows, self.d_model), formula=f"{self.scale:g} x", note=note)
         yield from self.steps_of("decoder", w)
-        yield from self.steps_of("head", w)
+        yield from self.steps_of("head", replace(w, lead=(w.batch, 1)) if w.last_only else w)
         yield from self._outcome_steps(w)
 
     def _outcome_steps(self, w: Workload) -> Iterator[Step]:
@@ -127,7 +129,7 @@ class Transformer(Part):
             note = "The distribution of the next token, from the last position."
             shape = (w.batch, self.head.vocab_size)
             yield Step(":probabilities", "softmax", shape, formula="softmax(logits[-1])", note=note, dtype="float32")
-        if w.tokens > 1:
+        if w.tokens > 1 and not w.last_only:
             note = "Each position against the token that follows it; mean, in nats."
             yield Step(":loss", "cross-entropy", (), formula="-log p(next token)", note=note, dtype="float32")
 
@@ -140,7 +142,7 @@ class Transformer(Part):
         if self.widen:
             x = net.widen(x)
         if self.scale is not None:
-            x = ctx.mark(net, "scaled", x * self.scale)
+            x = ctx.mark(net, "scaled", x * (x.new_full((), self.scale) if self.scale_rounded else self.scale))
         x = net.decoder(x, ctx)
         return net.head(x[:, -1:] if ctx.last_only else x, net.embed.weight, ctx)
 

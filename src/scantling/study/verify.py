@@ -15,6 +15,7 @@ from scantling.numbers.flops import BACKWARD
 from scantling.parts.part import Workload, total
 from scantling.parts.transformer import Transformer
 from scantling.units import DTYPE_BYTES
+from scantling.visibility import Visibility
 
 PREFILL = Workload(batch=2, tokens=11)
 DECODE = Workload(batch=2, tokens=1, past=11)
@@ -73,8 +74,25 @@ def _weights(model: Transformer, net: Any) -> Iterator[Row]:
         sum(p.numel() for p in net.state_dict().values()),
     )
     yield Row("parameters by declaration", model.params, sum(p.numel() for p in net.parameters()), None)
+    for visibility in sorted({part.visibility for _, part, _ in model.walk() if hasattr(part, "visibility")}, key=repr):
+        yield _pairs(visibility)
     declared = model.named_weights
     yield Row("weights, names and shapes", _digest(declared), _digest(built), None)
+
+
+def _pairs(visibility: Visibility) -> Row:
+    """Visible pairs of the prefill and the decode step: the closed form against the mask that kernels are given."""
+    import torch
+
+    from scantling.tensor.mask import Seen
+
+    counted = 0
+    for w in (PREFILL, DECODE):
+        seen = Seen(visibility, w.past, w.tokens, None, torch.device("cpu"))
+        counted += int(seen.rows(0, w.tokens).sum())
+    predicted = sum(visibility.pairs(w.tokens, w.past) for w in (PREFILL, DECODE))
+    window = "" if visibility.window is None else f", window {visibility.window}"
+    return Row(f"visible pairs{window}", predicted, None, counted)
 
 
 def _trace(model: Transformer, w: Workload, executed: list[tuple[str, Any]], what: str) -> Row:

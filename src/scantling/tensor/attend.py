@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from scantling.errors import ScantlingInputError
+from scantling.tensor.mask import Seen
 
 Mark = Callable[[str, Tensor], Tensor]
 BiasRows = Callable[[int, int], Tensor]
 
 ROWS = 256
-"""Queries per block where torch has no fused kernel for what an attention layer asks."""
+"""Queries per block where a plain causal or full kernel does not do."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Terms:
     """How the scores of one layer are formed.
 
     Attributes:
-        mask: (1 or B, 1, T, S) bool, True where a key is read; None where all are, or where `causal` says it.
+        seen: which keys each query reads; None where it reads all, or where `causal` says it.
         causal: the plain triangle.
         scale: factor on q k^T.
         bias: gives the rows [start, end) of what is added to the scores, (1 or B, H, rows, S); or None.
@@ -32,7 +33,7 @@ class Terms:
         dropout: probability of dropping a weight.
     """
 
-    mask: Tensor | None
+    seen: Seen | None
     causal: bool
     scale: float
     bias: BiasRows | None = None
@@ -40,11 +41,21 @@ class Terms:
     sinks: Tensor | None = None
     dropout: float = 0.0
 
-    def rows(self, start: int, end: int) -> Terms:
-        """The terms of the queries [start, end); the mask must be explicit."""
-        mask = None if self.mask is None else self.mask[:, :, start:end]
-        bias = self.bias
-        return replace(self, mask=mask, bias=None if bias is None else lambda a, b: bias(start + a, start + b))
+
+@dataclass(frozen=True)
+class Rows:
+    """Some queries of a layer with the keys that they can see: q (B, H, rows, D), k and v (B, H_kv, keys, D).
+
+    Attributes:
+        mask: (1 or B, 1, rows, keys) bool, or None.
+        bias: (1 or B, H, rows, keys), or None.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    bias: Tensor | None
 
 
 def share(kv: Tensor, n_heads: int) -> Tensor:
@@ -57,60 +68,78 @@ def reference(q: Tensor, k: Tensor, v: Tensor, terms: Terms, mark: Mark) -> Tens
     heads, queries = q.shape[1], q.shape[2]
     if k.shape[1] != heads:
         k, v = mark("k_shared", share(k, heads)), mark("v_shared", share(v, heads))
-    scores = q @ k.transpose(-1, -2) * terms.scale
+    mask = q.new_ones(queries, queries).tril().bool() if terms.causal else None
+    if terms.seen is not None:
+        mask = terms.seen.rows(0, queries)
+    bias = None if terms.bias is None else terms.bias(0, queries)
+    return _plain(Rows(q, k, v, mask, bias), terms, mark)
+
+
+def _plain(rows: Rows, terms: Terms, mark: Mark) -> Tensor:
+    scores = rows.q @ rows.k.transpose(-1, -2) * terms.scale
     if terms.softcap:
         scores = (scores / terms.softcap).tanh() * terms.softcap
-    if terms.bias is not None:
-        scores = scores + terms.bias(0, queries).to(scores.dtype)
-    scores = mark("scores", scores)
-    mask = scores.new_ones(scores.shape[-2:]).tril().bool() if terms.causal else terms.mask
-    wide = scores.float()
-    if mask is not None:
-        wide = wide.masked_fill(~mask, float("-inf"))
+    if rows.bias is not None:
+        scores = scores + rows.bias.to(scores.dtype)
+    wide = mark("scores", scores).float()
+    if rows.mask is not None:
+        wide = wide.masked_fill(~rows.mask, float("-inf"))
     if terms.sinks is None:
         weights = wide.softmax(-1)
     else:
         sinks = terms.sinks.float()[None, :, None, None].expand(*wide.shape[:-1], 1)
         weights = torch.cat((wide, sinks), -1).softmax(-1)[..., :-1]
-    weights = mark("weights", weights.to(v.dtype))
-    return F.dropout(weights, terms.dropout) @ v if terms.dropout else weights @ v
+    weights = mark("weights", weights.to(rows.v.dtype))
+    return F.dropout(weights, terms.dropout) @ rows.v if terms.dropout else weights @ rows.v
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, terms: Terms, mark: Mark) -> Tensor:
-    """The same through torch's scaled_dot_product_attention, or by blocks of queries where that lacks a term."""
-    if terms.softcap or terms.sinks is not None:
-        return _by_rows(q, k, v, terms, lambda rows, part: reference(rows, k, v, part, lambda _, value: value))
-    if terms.bias is not None:
-        return _by_rows(q, k, v, terms, lambda rows, part: _biased(rows, k, v, part))
+    """The same through torch's scaled_dot_product_attention.
+
+    Where a mask, a bias, a cap or sinks are asked for, queries go in blocks that see only the keys in their reach, so
+    that memory grows with T and not with T x S.
+    """
+    if terms.softcap is None and terms.sinks is None:
+        run = _torch_fused
+    else:
+        heads = q.shape[1]
+        k, v = (share(k, heads), share(v, heads)) if k.shape[1] != heads else (k, v)
+        run = _unmarked
+    queries = q.shape[2]
+    if terms.seen is None and terms.bias is None and run is _torch_fused:
+        return run(Rows(q, k, v, None, None), terms)
+    pieces = [run(_rows(q, k, v, terms, i, min(i + ROWS, queries)), terms) for i in range(0, queries, ROWS)]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)
+
+
+def _rows(q: Tensor, k: Tensor, v: Tensor, terms: Terms, start: int, end: int) -> Rows:
+    """The queries [start, end); where that is all of them, with all keys: the full square that is counted."""
+    seen, whole = terms.seen, end - start == q.shape[2]
+    first, last = (0, k.shape[2]) if seen is None or whole else seen.span(start, end)
+    mask = None if seen is None else seen.rows(start, end, first, last)
+    bias = None if terms.bias is None else terms.bias(start, end)[..., first:last]
+    return Rows(q[:, :, start:end], k[:, :, first:last], v[:, :, first:last], mask, bias)
+
+
+def _torch_fused(rows: Rows, terms: Terms) -> Tensor:
+    mask = rows.mask
+    if rows.bias is not None:
+        mask = rows.bias.to(rows.q.dtype)
+        mask = mask if rows.mask is None else mask.masked_fill(~rows.mask, float("-inf"))
     return F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=terms.mask,
+        rows.q,
+        rows.k,
+        rows.v,
+        attn_mask=mask,
         dropout_p=terms.dropout,
         is_causal=terms.causal,
         scale=terms.scale,
-        enable_gqa=k.shape[1] != q.shape[1],
+        enable_gqa=rows.k.shape[1] != rows.q.shape[1],
     )
 
 
-def _biased(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Tensor:
-    assert terms.bias is not None
-    added = terms.bias(0, q.shape[2]).to(q.dtype)
-    if terms.mask is not None:
-        added = added.masked_fill(~terms.mask, float("-inf"))
-    gqa = k.shape[1] != q.shape[1]
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=added, dropout_p=terms.dropout, scale=terms.scale, enable_gqa=gqa
-    )
-
-
-def _by_rows(q: Tensor, k: Tensor, v: Tensor, terms: Terms, run: Callable[[Tensor, Terms], Tensor]) -> Tensor:
-    queries = q.shape[2]
-    if queries <= ROWS:
-        return run(q, terms)
-    pieces = [run(q[:, :, i : i + ROWS], terms.rows(i, min(i + ROWS, queries))) for i in range(0, queries, ROWS)]
-    return torch.cat(pieces, 2)
+def _unmarked(rows: Rows, terms: Terms) -> Tensor:
+    return _plain(rows, terms, lambda _, value: value)
 
 
 KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Terms, Mark], Tensor]] = {"reference": reference, "fused": fused}

@@ -43,3 +43,7 @@ class Cache:
     def advance(self, tokens: int) -> None:
         """Close a pass: `tokens` more positions are filled in every slot."""
         self.length += tokens
+
+    def clear(self) -> None:
+        """Forget every position; what was allocated stays."""
+        self.length = 0

@@ -58,6 +58,7 @@ class Context:
         self.positions = (
             torch.arange(self.past, self.past + tokens, device=device)[None] if positions is None else positions
         )
+        self._given = positions is not None
         self.padding, self.cache, self.training, self.recorder = padding, cache, training, recorder
         self.last_only = last_only
         self._kernel = kernel(kernel_name)
@@ -69,6 +70,13 @@ class Context:
         """The context of a pass over ids (B, T); `options` are those of the constructor."""
         return cls(ids.shape[0], ids.shape[1], ids.device, **options)
 
+    @property
+    def counted_positions(self) -> Tensor:
+        """The positions that were given; where none were, those that count real tokens only: (1 or B, T)."""
+        if self._given or self.padding is None:
+            return self.positions
+        return (self.padding.long().cumsum(-1) - 1).clamp(min=0)[:, self.past :]
+
     def mark(self, net: Any, point: str, value: Tensor) -> Tensor:
         """A capture point: ``net.path:point``."""
         return value if self.recorder is None else self.recorder(f"{net.path}:{point}", value)
@@ -79,6 +87,10 @@ class Context:
             self._memo[position] = position.rotation(self)
         cos, sin, interleaved = self._memo[position]
         return rotate.rotate(x, cos.to(x.dtype), sin.to(x.dtype), interleaved)
+
+    def join(self, *pieces: Tensor) -> Tensor:
+        """Channels side by side: (..., D_1), (..., D_2) -> (..., D_1 + D_2)."""
+        return torch.cat(pieces, -1)
 
     def turns(
         self, frequencies: Sequence[float], interleaved: bool, factor: float = 1.0
@@ -123,6 +135,8 @@ class Context:
         """
         bias = self._bias(net, part)
         plain = bias is None and part.softcap is None and sinks is None
+        # Torch's fused CPU kernel wants values as wide as keys; a written mask makes blocks of queries of it there.
+        plain = plain and (q.device.type != "cpu" or q.shape[-1] == v.shape[-1])
         seen, causal = self._mask(part.visibility, explicit=not plain)
         if self._fused and self.recorder is not None and k.shape[1] != q.shape[1]:
             # The fused kernel indexes KV heads; a recorder is shown what that index selects.
@@ -139,12 +153,12 @@ class Context:
         rows: BiasRows | None = self._memo[key]
         return rows
 
-    def _mask(self, visibility: Visibility, explicit: bool) -> tuple[Tensor | None, bool]:
+    def _mask(self, visibility: Visibility, explicit: bool) -> tuple[mask.Seen | None, bool]:
         key = ("mask", visibility, explicit)
         if key not in self._memo:
             size = (self.tokens, self.past, self.padding, self.device)
             self._memo[key] = mask.build(visibility, *size, explicit=explicit)
-        built: tuple[Tensor | None, bool] = self._memo[key]
+        built: tuple[mask.Seen | None, bool] = self._memo[key]
         return built
 
     def activate(self, name: str, x: Tensor) -> Tensor:

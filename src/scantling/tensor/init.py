@@ -8,7 +8,7 @@ from torch import nn
 
 @torch.no_grad()
 def initialise(net: nn.Module, seed: int, std: float = 0.02) -> None:
-    """Matrices and tables from N(0, std^2), shifts 0, gains 1 (Radford et al. 2019, section 2.3).
+    """Matrices and tables from N(0, std^2), shifts 0, gains 1: the initializer_range of GPT-2's published code.
 
     A part may fix a weight's first value by `initial`. The draw depends on the seed and the order of the parameters
     alone, not on the device.

@@ -1,11 +1,54 @@
-"""Visibility and padding as the boolean masks that kernels take, and the cases where a kernel needs none."""
+"""Visibility and padding as the boolean masks that kernels take, by rows, and the cases where none is needed."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from scantling.visibility import Visibility
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the queries of one pass may read; its rows are made when they are asked for, so no T x S mask need exist.
+
+    Attributes:
+        past: positions before the first query.
+        tokens: queries.
+        padding: (B, past + tokens) bool, True where a key is a real token; None where all are.
+    """
+
+    visibility: Visibility
+    past: int
+    tokens: int
+    padding: Tensor | None
+    device: torch.device
+    _last: dict[tuple[int, int, int, int], Tensor] = field(default_factory=dict, compare=False)
+
+    def rows(self, start: int, end: int, first_key: int = 0, last_key: int | None = None) -> Tensor:
+        """For the queries [start, end) and the keys [first_key, last_key): (1 or B, 1, rows, keys), True where read."""
+        keys = self.past + self.tokens if last_key is None else last_key
+        wanted = (start, end, first_key, keys)
+        if wanted not in self._last:
+            # Layers of one pass ask for the same rows one after the other.
+            self._last.clear()
+            self._last[wanted] = self._made(*wanted)
+        return self._last[wanted]
+
+    def _made(self, start: int, end: int, first_key: int, keys: int) -> Tensor:
+        query = torch.arange(self.past + start, self.past + end, device=self.device)[:, None]
+        key = torch.arange(first_key, keys, device=self.device)[None, :]
+        seen: Tensor = self.visibility.sees(query, key)[None, None]
+        if self.padding is not None:
+            # A padded query keeps itself, so that no row is empty and no softmax gives NaN.
+            seen = (seen & self.padding[:, None, None, first_key:keys]) | (query == key)
+        return seen
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """The keys that the queries [start, end) can see at all."""
+        return self.visibility.span(self.past + start, self.past + end - 1, self.past + self.tokens)
 
 
 def build(
@@ -15,7 +58,7 @@ def build(
     padding: Tensor | None,
     device: torch.device,
     explicit: bool = False,
-) -> tuple[Tensor | None, bool]:
+) -> tuple[Seen | None, bool]:
     """The mask for `tokens` queries after `past` keys.
 
     Args:
@@ -23,8 +66,8 @@ def build(
         explicit: write the triangle out, for kernels that cannot be told of it.
 
     Returns:
-        (mask, is_causal): a bool tensor (1 or B, 1, T, S) that is True where a key is read, or None with
-        `is_causal` telling the kernel the plain causal triangle, or (None, False) where everything is seen.
+        (seen, is_causal): the rows of the mask; or None with `is_causal` telling the kernel the plain causal
+        triangle; or (None, False) where everything is seen.
     """
     keys = past + tokens
     if padding is None and not visibility.narrows(keys):
@@ -32,10 +75,4 @@ def build(
             return None, False
         if past == 0 and not explicit:
             return None, True
-    query = torch.arange(past, keys, device=device)[:, None]
-    key = torch.arange(keys, device=device)[None, :]
-    seen: Tensor = visibility.sees(query, key)[None, None]
-    if padding is not None:
-        # A padded query keeps itself, so that no row is empty and no softmax gives NaN.
-        seen = (seen & padding[:, None, None, :]) | (query == key)
-    return seen, False
+    return Seen(visibility, past, tokens, padding, device), False

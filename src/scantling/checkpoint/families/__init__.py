@@ -3,7 +3,26 @@
 from __future__ import annotations
 
 from scantling.checkpoint.config_keys import near
-from scantling.checkpoint.families import gpt2, llama
+from scantling.checkpoint.families import (
+    bloom,
+    deepseek,
+    falcon,
+    gemma,
+    gpt2,
+    gpt_oss,
+    gptj,
+    llama,
+    mpt,
+    neox,
+    olmo,
+    openai_gpt,
+    opt,
+    phi,
+    phi3,
+    qwen,
+    smollm3,
+    stablelm,
+)
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.header import shown
 from scantling.errors import ScantlingInputError
@@ -13,6 +32,27 @@ FAMILIES: dict[str, Family] = {
     "llama": llama.LLAMA,
     "mistral": llama.MISTRAL,
     "mixtral": llama.MIXTRAL,
+    "qwen2": qwen.QWEN2,
+    "qwen3": qwen.QWEN3,
+    "qwen3_moe": qwen.QWEN3_MOE,
+    "smollm3": smollm3.FAMILY,
+    "phi3": phi3.FAMILY,
+    "olmo2": olmo.OLMO2,
+    "gemma": gemma.GEMMA,
+    "gemma2": gemma.GEMMA2,
+    "gemma3_text": gemma.GEMMA3_TEXT,
+    "gpt_oss": gpt_oss.FAMILY,
+    "stablelm": stablelm.FAMILY,
+    "phi": phi.FAMILY,
+    "gpt_neox": neox.FAMILY,
+    "gptj": gptj.FAMILY,
+    "deepseek_v2": deepseek.V2,
+    "deepseek_v3": deepseek.V3,
+    "falcon": falcon.FAMILY,
+    "bloom": bloom.FAMILY,
+    "mpt": mpt.FAMILY,
+    "opt": opt.FAMILY,
+    "openai-gpt": openai_gpt.FAMILY,
 }
 """By the `model_type` of a Hugging Face config."""
 

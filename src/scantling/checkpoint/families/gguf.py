@@ -9,6 +9,7 @@ from typing import Any
 
 from scantling.cards import Card
 from scantling.cards.read import from_dict
+from scantling.cards.schema import MultiHead
 from scantling.checkpoint.config_keys import Keys
 from scantling.checkpoint.names import Halves, Row
 from scantling.errors import ScantlingInputError, nearest
@@ -32,7 +33,10 @@ def card_of_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Any], where:
         ScantlingInputError: an unknown architecture, or a key missing or out of range.
     """
     kind = architecture(metadata, where)
-    sections = kind.card(Keys(metadata, where), tensors)
+    keys = Keys(metadata, where)
+    sections = kind.card(keys, tensors)
+    own = f"{metadata['general.architecture']}."
+    keys.finish(frozenset(key for key in metadata if not key.startswith(own)))
     name = metadata.get("general.name")
     plain = str(name) if isinstance(name, str) and name else "model"
     return from_dict({"name": plain, "family": "decoder", **sections}, where)
@@ -108,6 +112,7 @@ def _vocab_size(keys: Keys, tensors: Mapping[str, Any]) -> int:
 
 def _llama_rows(card: Card) -> Sequence[Row]:
     theirs, ours = "blk.{i}", "decoder.blocks.{i}"
+    assert isinstance(card.attention, MultiHead)
     heads, kv_heads = card.attention.n_heads, card.attention.n_kv_heads or card.attention.n_heads
     return (
         Row("token_embd", "embed"),

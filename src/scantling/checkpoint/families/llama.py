@@ -9,23 +9,23 @@ from scantling.cards import Card
 from scantling.checkpoint.config_keys import Keys
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.names import Row, Stack
-from scantling.checkpoint.rope_keys import rope
+from scantling.checkpoint.rope_keys import reach, rope
 
 
 def _card(keys: Keys) -> dict[str, Any]:
     bias = ["q", "k", "v", "o"] if keys.flag("attention_bias", False) else []
     keys.only("rope_interleaved", False)
-    return _common(keys, bias) | {"mlp": _gated(keys, keys.flag("mlp_bias", False))}
+    return common(keys, bias) | {"mlp": gated(keys, keys.flag("mlp_bias", False))}
 
 
-def _windowed(keys: Keys) -> dict[str, Any]:
-    sections = _common(keys, [])
+def _windowed(keys: Keys, theta: float, eps: float) -> dict[str, Any]:
+    sections = common(keys, [], kv_heads=8, eps=eps, theta=theta)
     sections["attention"]["window"] = keys.optional_size("sliding_window")
     return sections
 
 
 def _mistral(keys: Keys) -> dict[str, Any]:
-    return _windowed(keys) | {"mlp": _gated(keys, False)}
+    return _windowed(keys, 1e4, 1e-6) | {"mlp": gated(keys, False)}
 
 
 def _mixtral(keys: Keys) -> dict[str, Any]:
@@ -33,74 +33,89 @@ def _mixtral(keys: Keys) -> dict[str, Any]:
         "kind": "moe",
         "n_experts": keys.size("num_local_experts", 8),
         "top_k": keys.size("num_experts_per_tok", 2),
-        "expert": _gated(keys, False),
+        "expert": gated(keys, False),
     }
-    return _windowed(keys) | {"mlp": experts}
+    return _windowed(keys, 1e6, 1e-5) | {"mlp": experts}
 
 
-def _common(keys: Keys, bias: list[str]) -> dict[str, Any]:
+def common(
+    keys: Keys,
+    bias: list[str],
+    *,
+    kv_heads: int | None = None,
+    d_head: int | None = None,
+    eps: float = 1e-6,
+    theta: float = 1e4,
+    trained: int | None = None,
+) -> dict[str, Any]:
+    """All sections of Llama and its relatives but the MLP; the named arguments are what a missing key means."""
     d_model, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
-    d_head, context = keys.optional_size("head_dim"), keys.size("max_position_embeddings")
-    position = rope(keys, d_head or d_model // heads, context)
-    scaling = position.get("scaling", {})
+    d_head, context = keys.optional_size("head_dim") or d_head, keys.size("max_position_embeddings")
+    position = rope(keys, d_head or d_model // heads, context, theta=theta, trained=trained)
     return {
         "n_layers": keys.size("num_hidden_layers"),
         "d_model": d_model,
         "vocab_size": keys.size("vocab_size"),
-        # Dynamic scaling starts where the trained length ends.
-        "context": int(context * scaling["factor"]) if scaling.get("kind") == "dynamic" else context,
+        "context": reach(position, context),
         "attention": {
             "kind": "multi_head",
             "n_heads": heads,
-            "n_kv_heads": keys.optional_size("num_key_value_heads"),
+            # Null is not missing: it means as many as query heads, in every relative.
+            "n_kv_heads": keys.optional_size("num_key_value_heads") if "num_key_value_heads" in keys.data else kv_heads,
             "d_head": d_head,
             "bias": bias,
         },
         "position": position,
-        "norm": {"kind": "rmsnorm", "eps": keys.number("rms_norm_eps", 1e-6)},
+        "norm": {"kind": "rmsnorm", "eps": keys.number("rms_norm_eps", eps)},
         "dropout": {"attention": keys.number("attention_dropout", 0.0)},
     }
 
 
-def _gated(keys: Keys, bias: bool) -> dict[str, Any]:
+def gated(keys: Keys, bias: bool) -> dict[str, Any]:
+    """The gated MLP of one width."""
     return {"kind": "gated", "act": keys.activation("hidden_act"), "d_ff": keys.size("intermediate_size"), "bias": bias}
 
 
-def _rows(card: Card) -> Sequence[Row]:
+def rows(card: Card) -> Sequence[Row]:
+    """Llama's names; the relatives add theirs."""
     theirs, ours = "model.layers.{i}", "decoder.blocks.{i}"
-    dense = [Row(f"{theirs}.mlp.{p}_proj", f"{ours}.mlp.{p}") for p in ("gate", "up", "down")]
-    sparse = [Row(f"{theirs}.block_sparse_moe.gate", f"{ours}.mlp.router.choose")]
-    for theirs_w, part in (("w1", "gate"), ("w3", "up"), ("w2", "down")):
-        expert = f"{theirs}.block_sparse_moe.experts.{{e}}.{theirs_w}"
-        sparse.append(Row(expert, f"{ours}.mlp.experts.{part}", Stack()))
     return (
         Row("model.embed_tokens", "embed"),
         Row(f"{theirs}.input_layernorm", f"{ours}.attn_norm"),
         *(Row(f"{theirs}.self_attn.{p}_proj", f"{ours}.attn.{p}") for p in "qkvo"),
         Row(f"{theirs}.post_attention_layernorm", f"{ours}.mlp_norm"),
-        *dense,
-        *sparse,
+        *(Row(f"{theirs}.mlp.{p}_proj", f"{ours}.mlp.{p}") for p in ("gate", "up", "down")),
         Row("model.norm", "decoder.final_norm"),
         Row("lm_head", "head.matrix"),
     )
 
 
-_OLD_BUFFERS = (r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
+def _mixtral_rows(card: Card) -> Sequence[Row]:
+    theirs, ours = "model.layers.{i}.block_sparse_moe", "decoder.blocks.{i}.mlp"
+    parts = (("w1", "gate"), ("w3", "up"), ("w2", "down"))
+    return (
+        *rows(card),
+        Row(f"{theirs}.gate", f"{ours}.router.choose"),
+        *(Row(f"{theirs}.experts.{{e}}.{w}", f"{ours}.experts.{part}", Stack()) for w, part in parts),
+    )
+
+
+OLD_BUFFERS = (r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 
 LLAMA = Family(
     card=_card,
-    rows=_rows,
+    rows=rows,
     prefix="model.",
-    ignored=_OLD_BUFFERS,
+    ignored=OLD_BUFFERS,
     irrelevant=frozenset({"is_llama_config"}),
     tied_by_default=False,
 )
-MISTRAL = Family(card=_mistral, rows=_rows, prefix="model.", ignored=_OLD_BUFFERS, tied_by_default=False)
+MISTRAL = Family(card=_mistral, rows=rows, prefix="model.", ignored=OLD_BUFFERS, tied_by_default=False)
 MIXTRAL = Family(
     card=_mixtral,
-    rows=_rows,
+    rows=_mixtral_rows,
     prefix="model.",
-    ignored=_OLD_BUFFERS,
+    ignored=OLD_BUFFERS,
     irrelevant=frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}),
     tied_by_default=False,
 )

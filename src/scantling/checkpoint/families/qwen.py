@@ -1,0 +1,84 @@
+"""Qwen 2 (arXiv:2407.10671) and Qwen 3 (arXiv:2505.09388): Llama with biases on q, k and v, or with QK-norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from scantling.cards import Card
+from scantling.checkpoint import layer_keys
+from scantling.checkpoint.config_keys import Keys
+from scantling.checkpoint.families import llama
+from scantling.checkpoint.family import Family
+from scantling.checkpoint.layer_keys import FULL, SLIDING
+from scantling.checkpoint.names import Row, Stack
+
+
+def _qwen2(keys: Keys) -> dict[str, Any]:
+    return _dense(keys, llama.common(keys, ["q", "k", "v"], kv_heads=32))
+
+
+def _qwen3(keys: Keys) -> dict[str, Any]:
+    return _dense(keys, _normed(keys, kv_heads=32, d_head=128))
+
+
+def _qwen3_moe(keys: Keys) -> dict[str, Any]:
+    sections = _normed(keys, kv_heads=4)
+    if (window := _window(keys)) is not None:
+        # Some releases of the original let every layer slide, some only those from max_window_layers on.
+        keys.only("max_window_layers", 0)
+        sections["attention"]["window"] = window
+    dense, sparse = llama.gated(keys, False), _experts(keys)
+    step, dense_layers = keys.size("decoder_sparse_step", 1), layer_keys.listed(keys, "mlp_only_layers", int) or []
+    is_sparse = [i not in dense_layers and (i + 1) % step == 0 for i in range(layer_keys.n_layers(keys))]
+    if not any(is_sparse):
+        return sections | {"mlp": dense}
+    return sections | {"mlp": sparse, "pattern": layer_keys.pattern([{} if s else {"mlp": dense} for s in is_sparse])}
+
+
+def _dense(keys: Keys, sections: dict[str, Any]) -> dict[str, Any]:
+    """The layers before max_window_layers read everything, the others within the window."""
+    window, start = _window(keys), keys.size("max_window_layers", 28, least=0)
+    usual = [SLIDING if window and i >= start else FULL for i in range(layer_keys.n_layers(keys))]
+    pattern = layer_keys.pattern(layer_keys.windows(keys, window, usual))
+    return sections | {"mlp": llama.gated(keys, False), "pattern": pattern}
+
+
+def _normed(keys: Keys, **missing: int) -> dict[str, Any]:
+    bias = ["q", "k", "v", "o"] if keys.flag("attention_bias", False) else []
+    sections = llama.common(keys, bias, **missing)
+    sections["attention"]["qk_norm"] = {"kind": "rmsnorm", "eps": sections["norm"]["eps"]}
+    return sections
+
+
+def _window(keys: Keys) -> int | None:
+    window = layer_keys.window(keys, 4096)
+    return window if keys.flag("use_sliding_window", False) else None
+
+
+def _experts(keys: Keys) -> dict[str, Any]:
+    return {
+        "kind": "moe",
+        "n_experts": keys.size(keys.spelled("num_experts", "num_local_experts"), 128),
+        "top_k": keys.size("num_experts_per_tok", 8),
+        "normalize": keys.flag("norm_topk_prob", False),
+        "expert": llama.gated(keys, False) | {"d_ff": keys.size("moe_intermediate_size", 768)},
+    }
+
+
+def _rows(card: Card) -> Sequence[Row]:
+    theirs, ours = "model.layers.{i}", "decoder.blocks.{i}"
+    expert = f"{theirs}.mlp.experts.{{e}}"
+    return (
+        *llama.rows(card),
+        *(Row(f"{theirs}.self_attn.{p}_norm", f"{ours}.attn.{p}_norm") for p in "qk"),
+        Row(f"{theirs}.mlp.gate", f"{ours}.mlp.router.choose"),
+        *(Row(f"{expert}.{p}_proj", f"{ours}.mlp.experts.{p}", Stack()) for p in ("gate", "up", "down")),
+    )
+
+
+_IRRELEVANT = frozenset({"output_router_logits", "router_aux_loss_coef", "max_window_layers"})
+
+QWEN2 = Family(card=_qwen2, rows=_rows, prefix="model.", tied_by_default=False)
+QWEN3 = Family(card=_qwen3, rows=_rows, prefix="model.", tied_by_default=False)
+QWEN3_MOE = Family(card=_qwen3_moe, rows=_rows, prefix="model.", irrelevant=_IRRELEVANT, tied_by_default=False)

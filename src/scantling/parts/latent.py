@@ -1,0 +1,134 @@
+"""Multi-head latent attention: keys and values made from a narrow latent, which is all that the cache keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from scantling.parts.attention import mix_steps
+from scantling.parts.leaf import Linear, RMSNorm
+from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.position import NoPosition, Position
+from scantling.visibility import Visibility
+
+
+@dataclass(frozen=True)
+class LatentAttention(Part):
+    """softmax(q k^T * scale) v with k and v read from a latent of `kv_rank` (DeepSeek V2, arXiv:2405.04434, eq. 9-19).
+
+    A head's query and key are `d_nope` channels without position and `d_rope` turned ones; the turned key is one for
+    all heads. The latent is cached after its norm and expanded in every pass, so a decoded token pays for the keys and
+    values of all positions before it.
+
+    Attributes:
+        kv_rank: width of the latent of keys and values.
+        q_rank: width of the latent of queries; None where they are made from the stream.
+        d_value: width of a head's value.
+        eps: of the norms on both latents.
+        scale: factor on the scores.
+        dropout: probability of dropping an attention weight in training.
+    """
+
+    d_model: int
+    n_heads: int
+    kv_rank: int
+    d_nope: int
+    d_rope: int
+    d_value: int
+    eps: float
+    scale: float
+    q_rank: int | None = None
+    visibility: Visibility = field(default_factory=Visibility)
+    position: Position = field(default_factory=NoPosition)
+    dropout: float = 0.0
+    softcap: ClassVar[None] = None
+    role = "attention"
+
+    @property
+    def d_head(self) -> int:
+        """Width of a head's query and key."""
+        return self.d_nope + self.d_rope
+
+    def children(self) -> Mapping[str, Part]:
+        d, h, rank = self.d_model, self.n_heads, self.kv_rank
+        return {
+            **self._query_parts(),
+            "kv_down": Linear(d, rank + self.d_rope),
+            "kv_norm": RMSNorm(rank, self.eps),
+            "kv_up": Linear(rank, h * (self.d_nope + self.d_value)),
+            "o": Linear(h * self.d_value, d),
+        }
+
+    def _query_parts(self) -> dict[str, Part]:
+        d, width = self.d_model, self.n_heads * self.d_head
+        if self.q_rank is None:
+            return {"q": Linear(d, width)}
+        return {
+            "q_down": Linear(d, self.q_rank),
+            "q_norm": RMSNorm(self.q_rank, self.eps),
+            "q_up": Linear(self.q_rank, width),
+        }
+
+    def state(self, w: Workload) -> Mapping[str, Shape]:
+        kept = (w.batch, 1, w.keys)
+        return {"latent": (*kept, self.kv_rank), "rope_key": (*kept, self.d_rope)}
+
+    def steps(self, w: Workload) -> Iterator[Step]:
+        b, h, t, s = w.batch, self.n_heads, w.tokens, w.keys
+        if self.q_rank is None:
+            yield from self.steps_of("q", w, "W_Q", "What each token asks.")
+        else:
+            yield from self.steps_of("q_down", w, "W_DQ", "A narrow latent of what each token asks.")
+            yield from self.steps_of("q_norm", w, note="Keeps the size of the latent in bounds.")
+            yield from self.steps_of("q_up", w, "W_UQ", "What each token asks, from its latent.")
+        yield from self.steps_of("kv_down", w, "W_DKV, W_KR", "A narrow latent, and one key for the position.")
+        yield from self.steps_of("kv_norm", w, note="Keeps the size of the latent in bounds.")
+        note = "The same numbers, seen head by head."
+        yield Step(
+            ":q_heads", "split q into heads", (b, h, t, self.d_head), formula="(B,T,H*D) -> (B,H,T,D)", note=note
+        )
+        if self.position.turned:
+            note = f"Turns pairs of the last {self.d_rope} channels by the position: no parameters."
+            shape, formula = (b, h, t, self.d_head), "[q_nope, q_rope cos + rot(q_rope) sin]"
+            yield Step(":q_rotated", "RoPE on q", shape, formula=formula, note=note)
+            note, formula = "One turned key, which all heads share.", "x cos + rot(x) sin"
+            yield Step(":k_rotated", "RoPE on the shared key", (b, 1, t, self.d_rope), formula=formula, note=note)
+        if not w.training:
+            note = "Kept for later tokens instead of keys and values."
+            for name, kept in self.state(w).items():
+                yield Step(f":{name}", f"{name.replace('_', ' ')} in the cache", kept, formula="S = P + T", note=note)
+        note = "Keys and values of every position, from the latents."
+        yield from self.steps_of("kv_up", replace(w, lead=(b, s)), "W_UK, W_UV", note)
+        note = "Each head's own channels, and the shared ones that carry the position."
+        yield Step(":k_heads", "keys by head", (b, h, s, self.d_head), formula="[k_nope_h, k_rope]", note=note)
+        note = "What each position hands over, head by head."
+        yield Step(":v_heads", "values by head", (b, h, s, self.d_value), formula="v_h", note=note)
+        yield from mix_steps(w, self.visibility, h, h, self.d_head, self.d_value)
+        note = "The heads' results side by side."
+        yield Step(":merged", "merge heads", (b, t, h * self.d_value), formula="(B,H,T,D) -> (B,T,H*D)", note=note)
+        yield from self.steps_of("o", w, "W_O", "Writes what was read back to the stream's width.")
+
+    def forward(self, net: Any, x: Any, ctx: Any) -> Any:
+        b, t, _ = x.shape
+        q = net.q(x) if self.q_rank is None else net.q_up(net.q_norm(net.q_down(x)))
+        latent, key = net.kv_down(x).split([self.kv_rank, self.d_rope], -1)
+        latent, key = net.kv_norm(latent)[:, None], key[:, None]
+        q = ctx.mark(net, "q_heads", q.view(b, t, self.n_heads, self.d_head).transpose(1, 2))
+        if self.position.turned:
+            own, turned = q.split([self.d_nope, self.d_rope], -1)
+            q = ctx.mark(net, "q_rotated", ctx.join(own, ctx.rotate(turned, self.position)))
+            key = ctx.mark(net, "k_rotated", ctx.rotate(key, self.position))
+        latent, key = ctx.remember(net, "latent", latent), ctx.remember(net, "rope_key", key)
+        k, v = self._expanded(net, latent[:, 0], key, ctx)
+        mixed = ctx.attend(net, q, k, v, self)
+        merged = ctx.mark(net, "merged", mixed.transpose(1, 2).reshape(b, t, self.n_heads * self.d_value))
+        return net.o(merged)
+
+    def _expanded(self, net: Any, latent: Any, key: Any, ctx: Any) -> tuple[Any, Any]:
+        """Keys and values (B, H, S, D) of latents (B, S, kv_rank) and shared keys (B, 1, S, d_rope)."""
+        b, s, _ = latent.shape
+        wide = net.kv_up(latent).view(b, s, self.n_heads, self.d_nope + self.d_value).transpose(1, 2)
+        own, v = wide.split([self.d_nope, self.d_value], -1)
+        k = ctx.mark(net, "k_heads", ctx.join(own, key.expand(b, self.n_heads, s, self.d_rope)))
+        return k, ctx.mark(net, "v_heads", v)
