@@ -182,9 +182,10 @@ def test_bad_labels_are_refused(lm: Any, labels: Any) -> None:
 
 def test_a_window_needs_no_square_of_memory() -> None:
     """Blocks of queries over the keys in their reach give what one mask over everything gives."""
+    from tests.test_laws import BASE, strong
+
     from scantling.cards.read import from_dict
     from scantling.tensor.context import Context
-    from tests.test_laws import BASE, strong
 
     attention = {"kind": "multi_head", "n_heads": 4, "n_kv_heads": 2, "d_head": 6, "window": 37}
     card = from_dict({**BASE, "context": 1024, "attention": attention}, "window")
@@ -199,8 +200,9 @@ def test_a_window_needs_no_square_of_memory() -> None:
 
 
 def test_dropout_acts_in_training_only() -> None:
-    from scantling.cards.read import from_dict
     from tests.test_laws import BASE, strong
+
+    from scantling.cards.read import from_dict
 
     card = from_dict({**BASE, "dropout": {"embedding": 0.3, "attention": 0.3, "residual": 0.3}}, "dropout")
     net, ids = strong(card), torch.tensor([[1, 2, 3, 4]])

@@ -185,8 +185,6 @@ class Model:
 
         padding = None if attention_mask is None else padding_of(attention_mask, ids)
         positions = None if position_ids is None else self._positions(position_ids, ids)
-        if positions is None and padding is not None and getattr(self.parts.decoder.position, "from_mask", False):
-            positions = (padding.long().cumsum(-1) - 1).clamp(min=0)
         limit = position_limit(self.card)
         if limit is not None and positions is None and ids.shape[1] > limit:
             raise ScantlingInputError(f"{ids.shape[1]} tokens and the model has {limit} learned positions")

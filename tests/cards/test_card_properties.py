@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
 from msgspec.structs import replace
 
-from cards.strategies import ACTS, PLACES, legal_cards
+from cards.strategies import ACTS, attentions, legal_cards, mlps, norms, positions
 from scantling.assembly import assemble
 from scantling.cards import Card, preset, presets, read_text, to_yaml
 from scantling.cards.read import from_dict
-from scantling.cards.rules import table_rows
-from scantling.cards.schema import Source
+from scantling.cards.rules import complete, table_rows
+from scantling.cards.schema import Gated, MoE, NoPosition, Plain, Source
 from scantling.errors import ScantlingInputError
 from scantling.parts.part import Workload, total
 
-FAST = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+FAST = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 @given(legal_cards())
@@ -57,38 +57,47 @@ def test_reading_fills_in_what_depends_on_other_keys(data: dict[str, Any]) -> No
             assert mlp.d_ff == (said.get("d_ff") or usual)  # type: ignore[union-attr]
 
 
-def test_the_strategy_draws_every_choice() -> None:
+@pytest.mark.parametrize(
+    ("d_model", "gated", "plain"), [(1, 256, 4), (96, 256, 384), (97, 512, 388), (768, 2048, 3072)]
+)
+def test_widths_by_default(d_model: int, gated: int, plain: int) -> None:
+    small = replace(preset("tiny"), d_model=d_model, position=NoPosition())
+    for kind, width in ((Gated, gated), (Plain, plain)):
+        card = complete(replace(small, mlp=kind(act="silu")))
+        assert card.mlp == kind(act="silu", d_ff=width)
+        experts = complete(replace(small, mlp=MoE(n_experts=2, top_k=1, expert=kind(act="silu")))).mlp
+        assert experts == MoE(n_experts=2, top_k=1, expert=kind(act="silu", d_ff=width))
+    assert complete(replace(small, d_model=4096, mlp=Gated(act="silu"))).mlp == Gated(act="silu", d_ff=11008)
+
+
+def test_the_strategies_draw_every_choice() -> None:
     seen: set[str] = set()
 
-    @given(legal_cards())
+    @given(norms(), mlps(), positions(8), attentions(4, 4, False))
     @settings(FAST, max_examples=250)
-    def look(data: dict[str, Any]) -> None:
-        mlp, norm = data["mlp"], data["norm"]
-        seen.update(f"{key} {data[key]['kind']}" for key in ("position", "norm", "mlp"))
-        seen.add(f"act {mlp.get('act') or mlp['expert']['act']}")
-        seen.add("at " + "+".join(sorted(norm.get("at", ["in"]))))
-        seen.add(f"layers {data['n_layers']}")
-        seen.update(f"expert {mlp['expert']['kind']}" for _ in mlp.get("expert", ()))
-        seen.update(data, data["attention"], data["position"], data.get("embedding", ()), data.get("head", ()))
+    def look(norm: dict[str, Any], mlp: dict[str, Any], position: dict[str, Any], attention: dict[str, Any]) -> None:
+        seen.update(section["kind"] for section in (norm, mlp, position, attention))
+        seen.update(*(section.keys() for section in (norm, mlp, position, attention)))
+        seen.add("at " + "+".join(sorted(norm.get("at", []))))
+        seen.add(f"act {mlp.get('act')}")
+        seen.add(f"expert {mlp.get('expert', mlp)['kind']}")
+        seen.add(f"{position['kind']} {position.get('interleaved')}")
+
+    @given(legal_cards())
+    @settings(FAST, max_examples=60)
+    def look_at_all(data: dict[str, Any]) -> None:
+        seen.update(data, (f"layers {data['n_layers']}", f"tied {data['tied']}"))
 
     look()
+    look_at_all()
     places = ["in", "out", "res", "in+out", "in+res", "out+res", "in+out+res"]
     assert {f"at {p}" for p in places} <= seen
     assert {f"act {a}" for a in ACTS} <= seen
-    assert {f"layers {n}" for n in range(4)} <= seen
-    assert {f"position {p}" for p in ("none", "sinusoidal", "learned", "rope")} <= seen
-    assert {
-        "norm rmsnorm",
-        "norm layernorm",
-        "mlp plain",
-        "mlp gated",
-        "mlp moe",
-        "expert plain",
-        "expert gated",
-    } <= seen
-    assert {"n_kv_heads", "window", "bias", "scale", "scale_by_layer", "d_head"} <= seen
-    assert {"theta", "d_rotary", "interleaved", "softcap", "vocab_multiple", "dropout", "source", "published"} <= seen
-    assert len(PLACES) == 3
+    assert {"none", "sinusoidal", "learned", "rope", "rmsnorm", "layernorm", "plain", "gated", "moe"} <= seen
+    assert {"rope True", "rope False", "expert plain", "expert gated", "normalize"} <= seen
+    assert {"n_kv_heads", "window", "bias", "scale", "scale_by_layer", "d_head", "theta", "d_rotary"} <= seen
+    assert {"layers 0", "layers 1", "layers 2", "layers 3", "tied True", "tied False"} <= seen
+    assert {"embedding", "head", "dropout", "dtype", "source", "published"} <= seen
 
 
 AWKWARD = [
@@ -230,14 +239,14 @@ def card_or_one_sentence(source: str | dict[str, Any]) -> None:
         assert 20 < len(message) < 600
     else:
         assert isinstance(card, Card)
-        assert read_text(to_yaml(card), "written") == card
+        assert complete(card) == card
 
 
 ANYTHING = st.one_of(SCRAPS, cut(), spoilt(), spoilt().map(lambda card: json.dumps(card, ensure_ascii=False)))
 
 
 @given(ANYTHING)
-@settings(FAST, max_examples=500)
+@settings(FAST, max_examples=400)
 def test_anything_is_a_card_or_one_sentence(source: str | dict[str, Any]) -> None:
     card_or_one_sentence(source)
 

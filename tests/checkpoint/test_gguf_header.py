@@ -18,7 +18,9 @@ from gguf import GGMLQuantizationType as Kind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scantling.checkpoint.gguf import GGML_TYPES, MAX_ELEMENTS, GGUFArray, GGUFTensor, dequantise, read_gguf
+from scantling.checkpoint.gguf import MAX_ELEMENTS, GGUFTensor, read_gguf
+from scantling.checkpoint.gguf_types import GGML_TYPES, GGUFArray
+from scantling.checkpoint.gguf_values import dequantise
 from scantling.errors import ScantlingInputError
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)

@@ -20,13 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from scantling.checkpoint.header import (
-    CheckpointHeader,
-    TensorInfo,
-    foreign_kind,
-    read_checkpoint,
-    read_safetensors,
-)
+from scantling.checkpoint.files import foreign_kind
+from scantling.checkpoint.header import TensorInfo, read_safetensors
+from scantling.checkpoint.sharded import CheckpointHeader, read_checkpoint
 from scantling.errors import ScantlingInputError
 
 
@@ -501,7 +497,7 @@ def test_a_broken_link_is_not_a_missing_model(tmp_path: Path) -> None:
 
 def test_reading_headers_needs_no_torch() -> None:
     code = (
-        "import sys, scantling.checkpoint.header, scantling.checkpoint.gguf; "
+        "import sys, scantling.checkpoint.sharded, scantling.checkpoint.gguf; "
         "print([m for m in ('torch', 'numpy', 'safetensors', 'gguf') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

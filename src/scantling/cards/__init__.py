@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 
 from scantling.cards.read import read_file, read_text, to_yaml
@@ -17,11 +16,12 @@ ALIASES = {
 }
 """Plain names of presets."""
 
+_PRESETS = Path(__file__).parent / "presets"
+
 
 def presets() -> list[str]:
     """Names of all presets, sorted."""
-    folder = files("scantling.cards").joinpath("presets")
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return sorted(path.stem for path in _PRESETS.glob("*.yaml"))
 
 
 def is_preset(name: str) -> bool:
@@ -41,9 +41,7 @@ def preset(name: str) -> Card:
         raise ScantlingInputError(
             f"no preset {name!r}{nearest(name, [*known, *ALIASES])} (`scantling cards` lists them)"
         )
-    return read_text(
-        files("scantling.cards").joinpath("presets", f"{full}.yaml").read_text("utf-8"), f"preset {full!r}"
-    )
+    return read_text((_PRESETS / f"{full}.yaml").read_text("utf-8"), f"preset {full!r}")
 
 
 def card(name_or_path: str | Path) -> Card:

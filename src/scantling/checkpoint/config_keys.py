@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from scantling.checkpoint.header import open_regular, shown
+from scantling.checkpoint.files import open_regular, shown
 from scantling.errors import ScantlingInputError, nearest
 
 MAX_BYTES = 16 * 1024 * 1024

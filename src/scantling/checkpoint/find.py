@@ -1,18 +1,16 @@
-"""What a MODEL argument names: a preset, a card, a folder, a file, a hub id, or the default model."""
+"""What a MODEL argument names: a preset, a card, a folder, a file, a hub id, or the default model.
+
+Readers of file formats are imported by the branch that needs them: counting a preset should not wait for them.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Literal
 
 from scantling.cards import Card, is_preset, preset, presets, read_file
-from scantling.checkpoint.families.gguf import card_of_gguf
-from scantling.checkpoint.gguf import read_gguf
-from scantling.checkpoint.hf_config import read_config
 from scantling.errors import ScantlingInputError, nearest, need
 
 Kind = Literal["preset", "card", "folder", "safetensors", "gguf"]
@@ -112,9 +110,14 @@ def card_of(model: str | os.PathLike[str], *, revision: str | None = None) -> Ca
         case "card":
             return read_file(found.path)
         case "gguf":
+            from scantling.checkpoint.families.gguf import card_of_gguf
+            from scantling.checkpoint.gguf import read_gguf
+
             header = read_gguf(found.path)
             return card_of_gguf(header.metadata, header.tensors, str(found.path))
         case _:
+            from scantling.checkpoint.hf_config import read_config
+
             return read_config(config_path(found))[0]
 
 
@@ -126,6 +129,9 @@ def default_model() -> Path:
     Raises:
         ScantlingInputError: the package is missing, or its file is not the known one.
     """
+    import hashlib
+    from importlib.metadata import PackageNotFoundError, distribution
+
     try:
         path = Path(str(distribution(_PACKAGE).locate_file(_FILE)))
     except PackageNotFoundError:

@@ -11,10 +11,12 @@ from scantling.cards import Card
 from scantling.checkpoint.families import family
 from scantling.checkpoint.families.gguf import architecture, card_of_gguf
 from scantling.checkpoint.find import Found, config_path
-from scantling.checkpoint.gguf import dequantise, read_gguf
-from scantling.checkpoint.header import TensorInfo, read_checkpoint
+from scantling.checkpoint.gguf import read_gguf
+from scantling.checkpoint.gguf_values import dequantise
+from scantling.checkpoint.header import TensorInfo
 from scantling.checkpoint.hf_config import beyond, end_ids, read_config
 from scantling.checkpoint.names import Link, foreign_shapes, links, match
+from scantling.checkpoint.sharded import read_checkpoint
 from scantling.errors import ScantlingInputError, need
 
 if TYPE_CHECKING:

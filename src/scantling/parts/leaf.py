@@ -79,9 +79,14 @@ class Embedding(Part):
         yield Step("", "embedding lookup", (*w.rows, self.d_model), self.params, formula="E[ids]")
 
     def module(self, path: str) -> nn.Module:
+        import torch
         from torch import nn
 
-        return nn.Embedding(self.rows, self.d_model)
+        # Given a table, torch draws none: a draw on the meta device would import all of torch._dynamo.
+        table: nn.Module = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
+            torch.empty(self.rows, self.d_model), freeze=False
+        )
+        return table
 
 
 @dataclass(frozen=True)

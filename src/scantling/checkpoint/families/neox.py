@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia (arXiv:2204.06745): partial RoPE, LayerNorm, biases, parallel sublayers with norms of their own."""
+"""GPT-NeoX and Pythia (arXiv:2204.06745): partial RoPE, LayerNorm, biases, parallel sublayers with their own norms."""
 
 from __future__ import annotations
 

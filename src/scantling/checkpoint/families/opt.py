@@ -1,4 +1,4 @@
-"""OPT (arXiv:2205.01068): learned positions after two spare rows, biases, ReLU; 350M with post-norm and a narrow table."""
+"""OPT (arXiv:2205.01068): learned positions after two spare rows, biases, ReLU; 350M: post-norm, a narrow table."""
 
 from __future__ import annotations
 
