@@ -20,7 +20,9 @@ def race(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str
     return figures
 
 
-def report(title: str, unit: str, figures: Mapping[str, list[float]], against: str, higher_is_better: bool = True) -> None:
+def report(
+    title: str, unit: str, figures: Mapping[str, list[float]], against: str, higher_is_better: bool = True
+) -> None:
     """Median, spread and the ratio of medians beside the contender `against`; above 1 is better."""
     print(f"{title} ({unit}; {len(next(iter(figures.values())))} interleaved rounds)")
     base = statistics.median(figures[against])

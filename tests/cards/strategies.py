@@ -1,4 +1,4 @@
-"""Random legal cards, small enough to build: every choice of the schema, in every combination."""
+"""Random legal cards, small enough to build: every choice of the schema, in every combination that is legal."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from hypothesis.strategies import DrawFn, SearchStrategy, composite
 
 ACTS = ("relu", "gelu", "gelu_tanh", "quick_gelu", "relu2", "silu")
 PLACES = ("in", "res", "out")
+SCALINGS = ("linear", "dynamic", "yarn", "llama3", "longrope")
+USUAL: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "gated": {"clamp": None},
+    "moe": {"selection_bias": False, "groups": 1, "top_groups": 1, "group_score": "max"},
+}
+"""What an MLP of a layer says of keys that the card's own may have and that are not legal with every other key."""
 
 
 def some(draw: DrawFn, options: dict[str, SearchStrategy[Any]]) -> dict[str, Any]:
@@ -18,6 +25,19 @@ def some(draw: DrawFn, options: dict[str, SearchStrategy[Any]]) -> dict[str, Any
 
 def positive(high: float = 100.0) -> SearchStrategy[float]:
     return st.floats(1e-3, high, allow_nan=False) | st.integers(1, int(high))
+
+
+EPS = st.floats(1e-12, 0.1)
+
+
+@composite
+def qk_norms(draw: DrawFn) -> dict[str, Any]:
+    """A bias is a layernorm's, plus_one an rmsnorm's, and a norm of each head has neither."""
+    kind = draw(st.sampled_from(["rmsnorm", "layernorm"]))
+    section = {"kind": kind, "eps": draw(EPS)} | some(draw, {"over": st.sampled_from(["head", "each_head", "width"])})
+    if section.get("over") == "each_head":
+        return section
+    return section | some(draw, {"bias" if kind == "layernorm" else "plus_one": st.booleans()})
 
 
 @composite
@@ -31,6 +51,10 @@ def attentions(draw: DrawFn, d_head: int, n_heads: int, must_state: bool) -> dic
             "bias": st.lists(st.sampled_from("qkvo"), unique=True),
             "scale": positive(2.0) | st.none(),
             "scale_by_layer": st.booleans(),
+            "qk_norm": qk_norms() | st.none(),
+            "softcap": positive() | st.none(),
+            "sinks": st.booleans(),
+            "clip": positive() | st.none(),
         },
     )
     if must_state or draw(st.booleans()):
@@ -39,34 +63,101 @@ def attentions(draw: DrawFn, d_head: int, n_heads: int, must_state: bool) -> dic
 
 
 @composite
+def latents(draw: DrawFn, d_rope: int) -> dict[str, Any]:
+    """Its position must be rope."""
+    widths = st.integers(1, 8)
+    section = {"kind": "latent", "d_rope": d_rope, "eps": draw(EPS), "n_heads": draw(st.integers(1, 4))}
+    section |= {name: draw(widths) for name in ("kv_rank", "d_nope", "d_value")}
+    return section | some(draw, {"q_rank": widths | st.none(), "scale": positive(2.0) | st.none()})
+
+
+@composite
+def scalings(draw: DrawFn, d_rotary: int) -> dict[str, Any]:
+    """Caches of dynamic and longrope are exact up to the trained length only, which no length in the tests exceeds."""
+    kinds = SCALINGS if d_rotary >= 4 else tuple(kind for kind in SCALINGS if kind != "dynamic")
+    kind = draw(st.sampled_from(kinds))
+    far, factor = st.integers(64, 4096), {"factor": draw(positive())} if kind != "longrope" else {}
+    section = {"kind": kind} | factor
+    match kind:
+        case "dynamic":
+            section["trained_length"] = draw(far)
+        case "yarn":
+            section["trained_length"] = draw(st.integers(1, 4096))
+            names = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
+            section |= some(draw, {**dict.fromkeys(names, positive(2.0)), "truncate": st.booleans()})
+        case "llama3":
+            low = draw(positive(8.0))
+            more = {"low_freq_factor": low, "high_freq_factor": low + draw(positive(8.0))}
+            section |= {"trained_length": draw(st.integers(1, 4096))} | more
+        case "longrope":
+            divisors = st.lists(positive(8.0), min_size=d_rotary // 2, max_size=d_rotary // 2)
+            section |= {"trained_length": draw(far), "short_factor": draw(divisors), "long_factor": draw(divisors)}
+            section |= some(draw, {"attention_factor": positive(2.0) | st.none()})
+    return section
+
+
+@composite
+def ropes(draw: DrawFn, d_head: int, most: int | None = None) -> dict[str, Any]:
+    """RoPE for heads of `d_head` channels, of which at most `most` are turned."""
+    most = d_head if most is None else most
+    section: dict[str, Any] = {"kind": "rope", "theta": draw(positive(1e6))} | some(
+        draw, {"interleaved": st.booleans()}
+    )
+    if most < d_head or d_head % 2 or draw(st.booleans()):
+        section["d_rotary"] = draw(st.integers(1, most // 2).map(lambda n: 2 * n))
+    if draw(st.booleans()):
+        section["scaling"] = draw(scalings(section.get("d_rotary", d_head)) | st.none())
+        if (section["scaling"] or {}).get("kind") == "yarn":
+            section["theta"] = draw(st.floats(2.0, 1e6))
+    return section
+
+
+@composite
 def positions(draw: DrawFn, d_head: int) -> dict[str, Any]:
-    kinds = ["none", "sinusoidal", "learned", *(["rope"] if d_head >= 2 else [])]
+    kinds = ["none", "sinusoidal", "learned", "alibi", *(["rope"] if d_head >= 2 else [])]
     match kind := draw(st.sampled_from(kinds)):
         case "sinusoidal":
             return {"kind": kind} | some(draw, {"theta": positive(1e6)})
         case "rope":
-            widths = st.integers(1, d_head // 2).map(lambda n: 2 * n)
-            section = {"kind": kind, "theta": draw(positive(1e6))} | some(draw, {"interleaved": st.booleans()})
-            if d_head % 2 or draw(st.booleans()):
-                section["d_rotary"] = draw(widths)
-            return section
+            return draw(ropes(d_head))
         case "learned":
             return {"kind": kind} | some(draw, {"offset": st.integers(0, 3), "from_mask": st.booleans()})
+        case "alibi":
+            options = {"max_bias": positive(16.0), "scaled": st.booleans(), "rounded": st.booleans()}
+            return {"kind": kind} | some(draw, options)
     return {"kind": kind}
 
 
 @composite
-def norms(draw: DrawFn) -> dict[str, Any]:
+def norms(draw: DrawFn, places: tuple[str, ...] = PLACES, needed: tuple[str, ...] = ()) -> dict[str, Any]:
+    """`at` is drawn from `places` and has those that are `needed`; without it, it is in."""
     kind = draw(st.sampled_from(["rmsnorm", "layernorm"]))
-    at = st.lists(st.sampled_from(PLACES), min_size=1, max_size=3, unique=True)
-    section = {"kind": kind, "eps": draw(st.floats(1e-12, 0.1))} | some(draw, {"at": at})
-    return section | (some(draw, {"bias": st.booleans()}) if kind == "layernorm" else {})
+    at = st.lists(st.sampled_from(places), min_size=1, max_size=3, unique=True)
+    at = at.map(lambda drawn: [*drawn, *(place for place in needed if place not in drawn)])
+    section = {"kind": kind, "eps": draw(EPS)} | some(draw, {"at": at, "final": st.booleans() | st.none()})
+    return section | some(draw, {"bias" if kind == "layernorm" else "plus_one": st.booleans()})
 
 
 @composite
-def dense(draw: DrawFn) -> dict[str, Any]:
+def residuals(draw: DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A residual section and a norm section that is legal with it."""
+    if draw(st.booleans()):
+        return {"parallel": True} | some(draw, {"shared_norm": st.booleans()}), draw(norms(("in",)))
+    if draw(st.booleans()):
+        return {"from_norm": True}, draw(norms(needed=("in",)))
+    keys = ("parallel", "shared_norm", "from_norm")
+    return some(draw, dict.fromkeys(keys, st.just(False))), draw(norms())
+
+
+@composite
+def dense(draw: DrawFn, must_state: bool = False) -> dict[str, Any]:
     section = {"kind": draw(st.sampled_from(["plain", "gated"])), "act": draw(st.sampled_from(ACTS))}
-    return section | some(draw, {"d_ff": st.integers(1, 48) | st.none(), "bias": st.booleans()})
+    section |= some(draw, {"d_ff": st.integers(1, 48) | st.none(), "bias": st.booleans()})
+    if section["kind"] == "gated" and section["act"] == "silu":
+        section |= some(
+            draw, {"clamp": st.fixed_dictionaries({"limit": positive(), "alpha": positive(4.0)}) | st.none()}
+        )
+    return section | ({"d_ff": draw(st.integers(1, 48))} if must_state else {})
 
 
 @composite
@@ -74,8 +165,60 @@ def mlps(draw: DrawFn) -> dict[str, Any]:
     if draw(st.integers(0, 2)):
         return draw(dense())
     n_experts = draw(st.integers(1, 4))
-    section = {"kind": "moe", "n_experts": n_experts, "top_k": draw(st.integers(1, n_experts)), "expert": draw(dense())}
-    return section | some(draw, {"normalize": st.booleans()})
+    scores = draw(st.sampled_from(["softmax", "sigmoid", "top_softmax"]))
+    section: dict[str, Any] = {"kind": "moe", "n_experts": n_experts, "expert": draw(dense()), "scores": scores}
+    room = n_experts
+    # A softmax over the chosen ones only has neither groups nor a bias that decides who is chosen.
+    if scores != "top_softmax":
+        section |= some(draw, {"selection_bias": st.booleans()})
+        groups = draw(st.sampled_from([n for n in range(1, n_experts + 1) if n_experts % n == 0]))
+        top_groups = draw(st.integers(1, groups))
+        room = n_experts // groups * top_groups
+        section |= {"groups": groups, "top_groups": top_groups} if draw(st.booleans()) or groups > 1 else {}
+        if n_experts // groups > 1:
+            section |= some(draw, {"group_score": st.sampled_from(["max", "top2"])})
+    section["top_k"] = draw(st.integers(1, room))
+    options = {"normalize": st.booleans(), "bias": st.booleans(), "scale": positive(4.0)}
+    return section | some(draw, options | {"shared": dense(must_state=True) | st.none()})
+
+
+@composite
+def layers(draw: DrawFn, card: dict[str, Any], d_model: int) -> dict[str, Any]:
+    """What differs in some layers; every head must be as wide as what the position turns."""
+    layer = some(draw, {"times": st.integers(1, 3), "mlp": mlps().map(lambda mlp: USUAL[mlp["kind"]] | mlp)})
+    own = card["attention"]
+    turned = card["position"]["kind"] == "rope"
+    width = own["d_rope"] if own["kind"] == "latent" else own.get("d_head", d_model // own["n_heads"])
+    most = card["position"].get("d_rotary", width) if turned else 0
+    match draw(st.sampled_from(["as it is", "keys", "latent" if turned else "heads", "heads"])):
+        case "keys" if own["kind"] == "multi_head":
+            changes = {"window": st.integers(1, 9) | st.none(), "sinks": st.booleans(), "scale": positive(2.0)}
+            layer["attention"] = some(draw, changes)
+        case "latent":
+            width = draw(st.sampled_from([most, most + 2]))
+            layer["attention"] = draw(latents(width))
+        case "heads":
+            width = max(most, draw(st.integers(1, 8)))
+            layer["attention"] = {"n_kv_heads": None} | draw(attentions(width, draw(st.integers(1, 4)), True))
+    if draw(st.booleans()):
+        # A rope that the layer lays over the card's keeps the keys it does not name, so it names them all.
+        layer["position"] = {"kind": "none"}
+        if width >= 2 and draw(st.booleans()):
+            usual = {"interleaved": False, "scaling": None, "d_rotary": width // 2 * 2}
+            layer["position"] = usual | draw(ropes(width // 2 * 2))
+    return layer
+
+
+@composite
+def embeddings(draw: DrawFn) -> dict[str, Any]:
+    options = {
+        "scale": positive() | st.none(),
+        "vocab_multiple": st.integers(1, 64),
+        "width": st.integers(1, 20) | st.none(),
+        "norm": norms() | st.none(),
+    }
+    section = some(draw, options)
+    return section | (some(draw, {"scale_rounded": st.booleans()}) if section.get("scale") else {})
 
 
 @composite
@@ -86,6 +229,12 @@ def legal_cards(draw: DrawFn, max_layers: int = 3) -> dict[str, Any]:
     must_state = d_model > 16 or draw(st.booleans())
     if must_state:
         d_model = draw(st.integers(1, 16))
+    if draw(st.integers(0, 4)):
+        attention, position = draw(attentions(d_head, n_heads, must_state)), draw(positions(d_head))
+    else:
+        d_rope = 2 * draw(st.integers(1, 4))
+        attention, position = draw(latents(d_rope)), draw(ropes(d_rope))
+    residual, norm = draw(residuals())
     card = {
         "name": draw(st.text(st.characters(exclude_categories=["Cs"]), max_size=20)),
         "family": "decoder",
@@ -93,21 +242,24 @@ def legal_cards(draw: DrawFn, max_layers: int = 3) -> dict[str, Any]:
         "d_model": d_model,
         "vocab_size": draw(st.integers(1, 80)),
         "context": draw(st.integers(1, 32)),
-        "attention": draw(attentions(d_head, n_heads, must_state)),
-        "position": draw(positions(d_head)),
-        "norm": draw(norms()),
+        "attention": attention,
+        "position": position,
+        "norm": norm,
         "mlp": draw(mlps()),
         "tied": draw(st.booleans()),
     }
+    if residual or draw(st.booleans()):
+        card["residual"] = residual
+    if draw(st.booleans()):
+        card["pattern"] = draw(st.lists(layers(card, d_model), max_size=3))
     chances = dict.fromkeys(("embedding", "attention", "residual"), st.floats(0, 0.9))
     text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+    head = {"softcap": positive() | st.none(), "scale": positive(2.0) | st.none(), "bias": st.booleans()}
     return card | some(
         draw,
         {
-            "embedding": st.fixed_dictionaries(
-                {}, optional={"scale": positive() | st.none(), "vocab_multiple": st.integers(1, 64)}
-            ),
-            "head": st.fixed_dictionaries({}, optional={"softcap": positive() | st.none()}),
+            "embedding": embeddings(),
+            "head": st.fixed_dictionaries({}, optional=head),
             "dropout": st.fixed_dictionaries({}, optional=chances),
             "dtype": st.sampled_from(["float32", "float16", "bfloat16"]),
             "source": st.fixed_dictionaries({"config": text}, optional={"note": text | st.none()}) | st.none(),

@@ -30,9 +30,14 @@ GOOD: dict[str, Any] = {
     "tied": "true",
 }
 MOE = "{kind: moe, n_experts: 4, top_k: 2, expert: {kind: plain, act: relu}}"
+SHORT_TURN = "{kind: rope, theta: 1.0e+4, d_rotary: 2, scaling: {kind: dynamic, factor: 2.0, trained_length: 8}}"
+LOW_BASE = "{kind: rope, theta: 1.0, scaling: {kind: yarn, factor: 2.0, trained_length: 8}}"
+LLAMA3 = "factor: 8.0, trained_length: 32, low_freq_factor: 4.0, high_freq_factor: 4.0}"
+LONGROPE = "{kind: longrope, trained_length: 8, short_factor: [1.0, 1.0], long_factor: [1.0, 1.0]}"
+ONE_POSITION = LONGROPE.replace("h: 8", "h: 1")
 PLACES = "allowed: in, res, out"
 ACTS = "allowed: relu, gelu, gelu_tanh, quick_gelu, relu2, silu"
-POSITIONS = "allowed: none, sinusoidal, learned, rope"
+POSITIONS = "allowed: none, sinusoidal, learned, rope, alibi"
 
 
 def rendered(section: dict[str, Any]) -> str:
@@ -100,19 +105,24 @@ VALUES: list[tuple[str, str | None, *tuple[str, ...]]] = [
     ("attention.group_size", "8", "unknown key", "known here: n_heads, n_kv_heads"),
     ("attention.sliding_window", "8", "unknown key", "window"),
     ("attention.n_head", "4", "unknown key", "did you mean 'n_heads'?"),
-    ("position.base", "1.0", "unknown key", "known here: theta, d_rotary, interleaved, kind"),
+    ("position.base", "1.0", "unknown key", "known here: theta, d_rotary, interleaved, scaling, kind"),
     ("position.rope_theta", "1.0", "unknown key", "theta"),
     ("position.d_rotory", "8", "unknown key", "did you mean 'd_rotary'?"),
-    ("norm.epsilon", "1.0", "unknown key", "known here: eps, at, kind"),
-    ("norm.bias", "true", "unknown key", "known here: eps, at, kind"),
+    ("norm.epsilon", "1.0", "unknown key", "known here: eps, at, plus_one, final, kind", "did you mean 'eps'?"),
+    ("norm.bias", "true", "unknown key", "known here: eps, at, plus_one, final, kind"),
     ("mlp.dff", "64", "unknown key", "did you mean 'd_ff'?"),
-    ("mlp.top_k", "2", "unknown key", "known here: act, d_ff, bias, kind"),
+    ("mlp.top_k", "2", "unknown key", "known here: act, d_ff, bias, clamp, kind"),
     ("embedding.scales", "2.0", "unknown key", "did you mean 'scale'?"),
-    ("head.cap", "30.0", "unknown key", "known here: softcap"),
+    ("head.cap", "30.0", "unknown key", "known here: bias, scale, softcap", "did you mean 'softcap'?"),
     ("dropout.resid", "0.1", "unknown key", "did you mean 'residual'?"),
     ("source.url", "x", "unknown key", "known here: config, note"),
     ("published.param", "5", "unknown key", "did you mean 'params'?"),
     ("embedding.kind", "plain", "unknown key"),
+    ("embedding.token_types", "2", "unknown key", "known here: scale, scale_rounded, vocab_multiple, width, norm"),
+    ("residual.paralell", "true", "unknown key", "did you mean 'parallel'?"),
+    ("position.scaling", "{kind: linear, factr: 2.0}", "position.scaling.factr", "did you mean 'factor'?"),
+    ("pattern", "[{}, {atention: {}}]", "pattern[1].atention", "did you mean 'attention'?"),
+    ("pattern", "[{attention: {windows: 3}}]", "pattern[0].attention.windows", "did you mean 'window'?"),
     # Missing keys.
     ("name", None, "is missing"),
     ("family", None, "is missing"),
@@ -126,19 +136,22 @@ VALUES: list[tuple[str, str | None, *tuple[str, ...]]] = [
     ("mlp", None, "is missing"),
     ("tied", None, "is missing"),
     ("attention.n_heads", None, "is missing"),
-    ("attention.kind", None, "is missing; one of multi_head"),
-    ("position.kind", None, "is missing; one of none, sinusoidal, learned, rope"),
+    ("attention.kind", None, "is missing; one of multi_head, latent"),
+    ("position.kind", None, "is missing; one of none, sinusoidal, learned, rope, alibi"),
     ("position.theta", None, "is missing"),
     ("norm.eps", None, "is missing"),
     ("norm.kind", None, "is missing; one of rmsnorm, layernorm"),
     ("mlp.act", None, "is missing"),
     ("mlp.kind", None, "is missing; one of plain, gated, moe"),
+    ("position.scaling", "{factor: 2.0}", "scaling.kind is missing; one of linear, dynamic, yarn, llama3, longrope"),
+    ("position.scaling", "{kind: linear}", "position.scaling.factor is missing"),
+    ("attention.qk_norm", "{kind: rmsnorm}", "attention.qk_norm.eps is missing"),
     ("source", "{note: x}", "source.config is missing"),
     ("published", "{params: 5}", "published.where is missing"),
     # Kinds.
     ("family", "decodr", "is 'decodr'", "allowed: decoder; did you mean 'decoder'?"),
     ("family", "encoder-decoder", "allowed: decoder"),
-    ("attention.kind", "mha", "is 'mha'; allowed: multi_head"),
+    ("attention.kind", "mha", "is 'mha'; allowed: multi_head, latent"),
     ("position.kind", "rotary", "is 'rotary'", POSITIONS),
     ("position.kind", "Rope", POSITIONS, "did you mean 'rope'?"),
     ("position.kind", "3", "is 3", POSITIONS),
@@ -157,6 +170,9 @@ VALUES: list[tuple[str, str | None, *tuple[str, ...]]] = [
     ("norm.at", "[in, post]", "norm.at[1] is 'post'", PLACES),
     ("norm.at", "[in, 3]", "norm.at[1] is 3", PLACES),
     ("attention.bias", "[q, w]", "attention.bias[1] is 'w'; allowed: q, k, v, o"),
+    ("position.scaling", "{kind: lama3}", "kind is 'lama3'; allowed: linear, dynamic, yarn", "did you mean 'llama3'?"),
+    ("attention.qk_norm", "{kind: rmsnorm, eps: 1.0e-6, over: heads}", "is 'heads'", "did you mean 'head'?"),
+    ("pattern", "[{position: {kind: alibi}}]", "pattern[0].position.kind is 'alibi'; allowed: none, rope"),
     # Types.
     ("name", "null", "is None; expected str"),
     ("name", "17", "is 17; expected str"),
@@ -259,10 +275,23 @@ VALUES: list[tuple[str, str | None, *tuple[str, ...]]] = [
     ("d_model", "66", "n_heads must divide d_model 66, or d_head must be given"),
     ("attention.d_head", "7", "is 7: RoPE turns pairs of channels, so it must be even"),
     ("position.d_rotary", "5", "is 5", "must be even"),
-    ("position.d_rotary", "18", "is 18: it cannot exceed d_head 16"),
+    ("position.d_rotary", "18", "is 18: it cannot exceed the head's 16 channels"),
     ("attention.bias", "[q, k, q]", "is ['q', 'k', 'q']: name each projection once"),
     ("norm.at", "[]", "is []: name one or more of in, res, out, each once"),
     ("norm.at", "[in, out, in]", "each once"),
+    ("residual", "{shared_norm: true}", "residual.shared_norm is True: only parallel sublayers can share a norm"),
+    ("residual", "{parallel: true, from_norm: true}", "residual.from_norm is True: it needs sequential sublayers"),
+    ("mlp.clamp", "{limit: 7.0, alpha: 0}", "mlp.clamp.alpha is 0; expected float > 0.0"),
+    ("position.scaling", "{kind: dynamic, factor: 2.0, trained_length: 0}", "trained_length is 0; expected int >= 1"),
+    ("position", SHORT_TURN, "position.d_rotary is 2: dynamic scaling needs at least 4 channels"),
+    ("position", LOW_BASE, "position.theta is 1.0: yarn scaling needs a base above 1"),
+    ("position.scaling", "{kind: llama3, " + LLAMA3, "low_freq_factor is 4.0: it must be below high_freq_factor 4.0"),
+    ("position.scaling", LONGROPE, "short_factor is '2 numbers': one for each of the 8 pairs is needed"),
+    ("position.scaling", ONE_POSITION, "position.scaling.trained_length is 1: at least 2 positions are needed"),
+    ("pattern", "[{attention: {d_head: 8}}]", "pattern[0].position.d_rotary is 16: it cannot exceed the head's 8"),
+    ("pattern", "[{times: 0}]", "pattern[0].times is 0: at least 1 layer is needed"),
+    ("pattern", "[{attention: {d_head: 8}, position: {d_rotary: 10}}]", "pattern[0].position.d_rotary is 10"),
+    ("pattern", "[{}, {attention: {n_kv_heads: 3}}]", "pattern[1].attention.n_kv_heads is 3: it must divide n_heads 4"),
     # Mixtures of experts.
     ("embedding.scale_rounded", "true", "is True: there is no embedding.scale"),
     ("mlp", MOE.replace("top_k: 2", "top_k: 5"), "mlp.top_k is 5: it cannot exceed n_experts 4"),
@@ -276,6 +305,12 @@ VALUES: list[tuple[str, str | None, *tuple[str, ...]]] = [
     ("mlp", MOE.replace("act: relu", "act: relu, d_ff: -1"), "mlp.expert.d_ff is -1; expected int >= 1"),
     ("mlp", MOE.replace("act: relu", "act: relu, width: 3"), "unknown key 'mlp.expert.width'"),
     ("mlp", MOE.replace("}}", "}, normalize: 2}"), "mlp.normalize is 2; expected bool"),
+    ("mlp", MOE.replace("}}", "}, groups: 3}"), "mlp.groups is 3: it must divide n_experts 4"),
+    ("mlp", MOE.replace("}}", "}, top_groups: 2}"), "mlp.top_groups is 2: it cannot exceed groups 1"),
+    ("mlp", MOE.replace("}}", "}, groups: 4}"), "mlp.top_k is 2: 1 of 4 groups hold 1 experts"),
+    ("mlp", MOE.replace("}}", "}, groups: 4, top_groups: 4, group_score: top2}"), "mlp.group_score is 'top2'"),
+    ("mlp", MOE.replace("}}", "}, scores: sigmoids}"), "mlp.scores is 'sigmoids'", "did you mean 'sigmoid'?"),
+    ("mlp", MOE.replace("kind: plain", "kind: gated, clamp: {limit: 7.0, alpha: 1.0}"), "mlp.act is 'relu': a clamped"),
     ("mlp", "{kind: moe, n_experts: 4, top_k: 2}", "mlp.expert is missing"),
     ("mlp", "{kind: moe, n_experts: 4, top_k: 2, expert: 3}", "mlp.expert is 3; a mapping"),
 ]
@@ -549,7 +584,7 @@ def test_other_line_ends_and_a_bom_and_json_are_read(tmp_path: Path) -> None:
         (object(), "the card is <object object"),
         ({b"name": "x"}, "unknown key \"b'name'\"; known here: name"),
         ({"name": "x", "attention": {(): 1, "kind": "multi_head"}}, "unknown key 'attention.()'"),
-        ({"name": "x", "attention": {"kind": ("rope",)}}, "attention.kind is ('rope',); allowed: multi_head"),
+        ({"name": "x", "attention": {"kind": ("rope",)}}, "attention.kind is ('rope',); allowed: multi_head, latent"),
     ],
 )
 def test_dict(data: Any, words: str) -> None:

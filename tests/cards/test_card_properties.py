@@ -12,12 +12,25 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
 from msgspec.structs import replace
 
-from cards.strategies import ACTS, attentions, legal_cards, mlps, norms, positions
+from cards.strategies import (
+    ACTS,
+    SCALINGS,
+    attentions,
+    embeddings,
+    latents,
+    legal_cards,
+    mlps,
+    norms,
+    positions,
+    qk_norms,
+    residuals,
+    scalings,
+)
 from scantling.assembly import assemble
 from scantling.cards import Card, preset, presets, read_text, to_yaml
 from scantling.cards.read import from_dict
 from scantling.cards.rules import complete, table_rows
-from scantling.cards.schema import Gated, MoE, NoPosition, Plain, Source
+from scantling.cards.schema import Gated, Latent, MoE, NoPosition, Plain, Source
 from scantling.errors import ScantlingInputError
 from scantling.parts.part import Workload, total
 
@@ -37,7 +50,8 @@ def test_a_legal_card_assembles(data: dict[str, Any]) -> None:
     card = from_dict(data, "drawn")
     model = assemble(card)
     # A plain MLP without biases is the least a block can have.
-    least = table_rows(card) * card.d_model + card.n_layers * (4 * card.d_model + 2 * card.d_model)
+    width = card.embedding.width or card.d_model
+    least = table_rows(card) * width + card.n_layers * (4 * card.d_model + 2 * card.d_model)
     assert least <= model.params < 200_000
     assert model.params == total(model.steps(Workload(batch=1, tokens=3, unrolled=True)), "params")
 
@@ -47,10 +61,14 @@ def test_a_legal_card_assembles(data: dict[str, Any]) -> None:
 def test_reading_fills_in_what_depends_on_other_keys(data: dict[str, Any]) -> None:
     card = from_dict(data, "drawn")
     attention, stated = card.attention, data["attention"]
-    assert attention.n_kv_heads == (stated.get("n_kv_heads") or stated["n_heads"])
-    assert attention.d_head == stated.get("d_head", data["d_model"] // stated["n_heads"])
+    if isinstance(attention, Latent):
+        turned = attention.d_rope
+    else:
+        assert attention.n_kv_heads == (stated.get("n_kv_heads") or stated["n_heads"])
+        assert attention.d_head == stated.get("d_head", data["d_model"] // stated["n_heads"])
+        turned = attention.d_head
     if data["position"]["kind"] == "rope":
-        assert card.position.d_rotary == data["position"].get("d_rotary", attention.d_head)  # type: ignore[union-attr]
+        assert card.position.d_rotary == data["position"].get("d_rotary", turned)  # type: ignore[union-attr]
     for mlp, said in ((card.mlp, data["mlp"]), (getattr(card.mlp, "expert", None), data["mlp"].get("expert"))):
         if said and said["kind"] in ("plain", "gated"):
             usual = 4 * card.d_model if said["kind"] == "plain" else 256
@@ -70,12 +88,41 @@ def test_widths_by_default(d_model: int, gated: int, plain: int) -> None:
     assert complete(replace(small, d_model=4096, mlp=Gated(act="silu"))).mlp == Gated(act="silu", d_ff=11008)
 
 
+FLAGS = ("residual.parallel", "residual.shared_norm", "residual.from_norm", "norm.plus_one", "norm.final")
+FLAGS += ("attention.sinks", "mlp.bias", "mlp.selection_bias", "head.bias", "embedding.scale_rounded")
+FLAGS += ("position.scaled", "position.rounded", "position.from_mask", "position.scaling.truncate")
+VALUES = ("attention.softcap", "attention.clip", "attention.q_rank", "position.kind alibi", "position.offset")
+VALUES += ("mlp.clamp.limit", "mlp.scores sigmoid", "mlp.scores top_softmax", "mlp.group_score top2", "mlp.top_groups")
+VALUES += ("mlp.scale", "mlp.shared.kind", "embedding.width", "embedding.norm.kind", "head.scale", "pattern.times")
+VALUES += ("pattern.attention.window", "pattern.position.kind none", "pattern.position.kind rope", "pattern.mlp.kind")
+
+
 def test_the_strategies_draw_every_choice() -> None:
     seen: set[str] = set()
 
+    def keys(prefix: str, section: Any) -> None:
+        """Every key path and every word or flag that stands at it."""
+        if isinstance(section, dict):
+            for key, value in section.items():
+                keys(f"{prefix}.{key}" if prefix else key, value)
+        elif isinstance(section, list):
+            for value in section:
+                keys(prefix, value)
+        else:
+            seen.add(prefix)
+            seen.add(f"{prefix} {section}")
+
+    @given(st.tuples(scalings(8), qk_norms(), latents(4), residuals(), embeddings()))
+    @settings(FAST, max_examples=300)
+    def look_inside(drawn: Any) -> None:
+        scaling, qk_norm, latent, (residual, norm), embedding = drawn
+        sections = {"residual": residual, "norm": norm, "attention": latent | {"qk_norm": qk_norm}}
+        keys("", sections | {"embedding": embedding, "position": {"scaling": scaling}})
+
     @given(norms(), mlps(), positions(8), attentions(4, 4, False))
-    @settings(FAST, max_examples=250)
+    @settings(FAST, max_examples=600)
     def look(norm: dict[str, Any], mlp: dict[str, Any], position: dict[str, Any], attention: dict[str, Any]) -> None:
+        keys("", {"norm": norm, "mlp": mlp, "position": position, "attention": attention})
         seen.update(section["kind"] for section in (norm, mlp, position, attention))
         seen.update(*(section.keys() for section in (norm, mlp, position, attention)))
         seen.add("at " + "+".join(sorted(norm.get("at", []))))
@@ -84,10 +131,12 @@ def test_the_strategies_draw_every_choice() -> None:
         seen.add(f"{position['kind']} {position.get('interleaved')}")
 
     @given(legal_cards())
-    @settings(FAST, max_examples=60)
+    @settings(FAST, max_examples=250)
     def look_at_all(data: dict[str, Any]) -> None:
+        keys("", data)
         seen.update(data, (f"layers {data['n_layers']}", f"tied {data['tied']}"))
 
+    look_inside()
     look()
     look_at_all()
     places = ["in", "out", "res", "in+out", "in+res", "out+res", "in+out+res"]
@@ -97,6 +146,11 @@ def test_the_strategies_draw_every_choice() -> None:
     assert {"rope True", "rope False", "expert plain", "expert gated", "normalize"} <= seen
     assert {"n_kv_heads", "window", "bias", "scale", "scale_by_layer", "d_head", "theta", "d_rotary"} <= seen
     assert {"layers 0", "layers 1", "layers 2", "layers 3", "tied True", "tied False"} <= seen
+    assert {f"position.scaling.kind {kind}" for kind in SCALINGS} <= seen
+    assert {f"attention.qk_norm.over {over}" for over in ("head", "each_head", "width")} <= seen
+    assert {f"attention.kind {kind}" for kind in ("multi_head", "latent")} <= seen
+    assert {f"{key} True" for key in FLAGS} <= seen
+    assert set(VALUES) <= seen
     assert {"embedding", "head", "dropout", "dtype", "source", "published"} <= seen
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import shutil
 import time
 import tracemalloc
 from pathlib import Path
@@ -13,15 +15,34 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from tests.conftest import DATA
 
+import scantling as sc
 from scantling.assembly import assemble
 from scantling.cards import Card, read_text, to_yaml
 from scantling.cards.rules import table_rows
-from scantling.cards.schema import Gated, LayerNorm, Learned, MoE, Plain, RMSNorm, RoPE
+from scantling.cards.schema import (
+    DynamicScaling,
+    Gated,
+    LayerNorm,
+    Learned,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    MoE,
+    Plain,
+    RMSNorm,
+    RoPE,
+    Scaling,
+    YarnScaling,
+)
 from scantling.checkpoint.config_keys import MAX_BYTES
 from scantling.checkpoint.find import config_path, find
 from scantling.checkpoint.hf_config import card_of_config, read_config
 from scantling.errors import ScantlingInputError
+from scantling.parts import rope as parts
+from scantling.parts.attention import Attention
 from scantling.parts.part import Workload
 
 LLAMA: dict[str, Any] = {
@@ -62,6 +83,15 @@ GPT2: dict[str, Any] = {
 }
 BASE = {"llama": LLAMA, "mistral": MISTRAL, "mixtral": MIXTRAL, "gpt2": GPT2}
 GONE = object()
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LONGROPE = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0], "original_max_position_embeddings": 32}
+SCALINGS = "is not supported; known: default, linear, dynamic, yarn, llama3, longrope"
 
 
 def config(family: str = "llama", **changes: Any) -> dict[str, Any]:
@@ -165,21 +195,47 @@ BAD: list[tuple[str, dict[str, Any], *tuple[str, ...]]] = [
     ("llama", {"torch_dtype": "torch.float32", "dtype": "bfloat16"}, "dtype is 'bfloat16'; they must agree"),
     ("llama", {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}}, "is 10000.0 and 500000.0; they must agree"),
     ("llama", {"rope_scaling": {"rope_theta": 1e4}, "rope_parameters": {"rope_theta": 2e4}}, "10000.0 and 20000.0"),
-    ("llama", {"rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 2.0}}, "'dynamic' and 'linear'"),
+    ("llama", {"rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 2.0}}, "'linear' and 'dynamic'"),
     ("llama", {"rope_scaling": {"type": "default"}, "rope_parameters": {"rope_type": "yarn"}}, "'default' and 'yarn'"),
-    # RoPE scalings: refused by name, never run unscaled.
-    ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "RoPE scaling 'linear' is not supported"),
-    ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "RoPE scaling 'linear' is not supported"),
-    ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "RoPE scaling 'yarn' is not supported"),
-    ("llama", {"rope_parameters": {"rope_type": "sparse"}}, "RoPE scaling 'sparse' is not supported; known: default"),
-    ("llama", {"rope_scaling": {"rope_type": 3}}, "RoPE scaling 3 is not supported"),
+    ("llama", {"rope_scaling": LLAMA3, "rope_parameters": LLAMA3 | {"factor": 9.0}}, "factor is 8.0 and 9.0"),
+    ("llama", {"original_max_position_embeddings": 64, "rope_scaling": LLAMA3}, "embeddings is 64 and 32; they must"),
+    # RoPE scalings: an unknown one is refused by name, never run unscaled, and a known one must be complete.
+    ("llama", {"rope_scaling": {"type": "linear"}}, "factor is missing"),
+    ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": None}}, "factor is missing"),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "factor is missing"),
+    ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
+    ("llama", {"rope_scaling": LLAMA3 | {"low_freq_factor": 4}}, "low_freq_factor is 4.0: it must be below high"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": "2"}}, "factor is '2'; a number is needed"),
+    (
+        "llama",
+        {"rope_scaling": {"type": "linear", "factor": 0}},
+        "scaling.factor is 0.0; expected float > 0.0",
+    ),
+    (
+        "llama",
+        {"rope_scaling": {"type": "dynamic", "factor": 1e308}},
+        "context is 8589934592; expected int <=",
+    ),
+    ("llama", {"rope_scaling": {"type": "su", "short_factor": 1}}, "short_factor is 1; a list of numbers is needed"),
+    ("llama", {"rope_scaling": LONGROPE | {"long_factor": [True]}}, "long_factor is True; a number is needed"),
+    ("llama", {"rope_scaling": LONGROPE | {"long_factor": [10**400]}}, "long_factor is 1000", "a number is needed"),
+    ("llama", {"rope_scaling": LONGROPE}, "short_factor is '1 numbers': one for each of the 8 pairs is needed"),
+    ("llama", {"rope_parameters": {"rope_type": "sparse"}}, f"RoPE scaling 'sparse' {SCALINGS}"),
+    ("llama", {"rope_scaling": {"type": "lama3"}}, f"RoPE scaling 'lama3' {SCALINGS}; did you mean 'llama3'?"),
+    ("llama", {"rope_scaling": {"rope_type": "ntk"}}, f"RoPE scaling 'ntk' {SCALINGS}"),
+    ("llama", {"rope_scaling": {"rope_type": 3}}, f"RoPE scaling 3 {SCALINGS}"),
+    ("llama", {"rope_scaling": {"rope_type": ["yarn"]}}, f"RoPE scaling ['yarn'] {SCALINGS}"),
     ("llama", {"rope_scaling": {"rope_type": "a\nb"}}, r"RoPE scaling 'a\nb' is not supported"),
     ("llama", {"rope_scaling": {"rope_type": "s" * 5000}}, "RoPE scaling 'sss", "..."),
     ("llama", {"rope_scaling": {"factor": 8.0}}, "RoPE key 'factor' is not supported without a scaling"),
-    ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "RoPE key 'partial_rotary_factor' is not supported"),
+    ("llama", {"rope_scaling": LLAMA3 | {"beta": 1}}, "RoPE key 'beta' is not supported by the scaling 'llama3'"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0, "prefix": 1}}, "'prefix'", "by the scaling 'linear'"),
+    ("llama", {"partial_rotary_factor": 0}, "partial_rotary_factor is 0.0; a number above 0 and at most 1 is needed"),
+    ("llama", {"rope_parameters": {"partial_rotary_factor": 1.5}}, "partial_rotary_factor is 1.5; a number above 0"),
+    ("llama", {"partial_rotary_factor": 0.7}, "position.d_rotary is 11: RoPE turns pairs of channels"),
     # What changes the result and is not understood.
-    ("llama", {"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}, which is not supported"),
-    ("llama", {"quantization_config": {f"key{i}": "x" * 99 for i in range(99)}}, "quantization_config is {", "..."),
+    ("llama", {"quantization_config": "int4"}, "quantization_config is 'int4'; a mapping is needed"),
+    ("llama", {"quantization_config": [{"bits": 4}] * 99}, "quantization_config is [{", "...", "a mapping is needed"),
     ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder is True, which is not supported; it must be False"),
     ("llama", {"is_encoder_decoder": 0}, "is_encoder_decoder is 0, which is not supported; it must be False"),
     ("llama", {"is_decoder": "yes"}, "is_decoder is 'yes'"),
@@ -245,8 +301,11 @@ ODD = [
     "\n",
 ]
 ODD += [[], [[1]], {}, {"rope_type": "default"}, {"type": []}, {"rope_theta": {}, "factor": 1}, ["float16"], "float16"]
+ODD += [{"rope_type": "dynamic", "factor": 1e308}, {"type": "yarn", "factor": 4}, {"partial_rotary_factor": 1e308}]
+ODD += [LLAMA3, LONGROPE, LONGROPE | {"factor": 2, "original_max_position_embeddings": 1}, {"quant_method": "awq"}]
 KEYS = sorted(
     {*LLAMA, *MIXTRAL, *GPT2, "rope_theta", "rope_scaling", "rope_parameters", "dtype", "torch_dtype", "head_dim"}
+    | {"partial_rotary_factor", "original_max_position_embeddings", "quantization_config"}
 )
 
 
@@ -368,7 +427,7 @@ def test_a_card_is_named_after_its_folder(tmp_path: Path) -> None:
 def test_every_value_of_a_llama_config_lands_in_the_card() -> None:
     card = read(attention_bias=True, mlp_bias=True, attention_dropout=0.25, rope_theta=5e5, head_dim=32)
     assert (card.name, card.family, card.n_layers, card.d_model) == ("small", "decoder", 2, 64)
-    assert (card.vocab_size, card.context, card.tied, card.dtype) == (256, 128, False, "float32")
+    assert (card.vocab_size, card.context, card.tied, card.dtype) == (256, 128, False, "unknown")
     attention = card.attention
     assert (attention.n_heads, attention.n_kv_heads, attention.d_head, attention.window) == (4, 2, 32, None)
     assert attention.bias == ["q", "k", "v", "o"]
@@ -397,7 +456,11 @@ def test_what_a_config_leaves_out_has_the_familys_default() -> None:
     assert assemble(gpt2).params == 124_439_808
     mixtral = read("mixtral", num_local_experts=GONE, num_experts_per_tok=GONE, rms_norm_eps=GONE)
     assert isinstance(mixtral.mlp, MoE)
-    assert (mixtral.mlp.n_experts, mixtral.mlp.top_k, mixtral.norm.eps) == (8, 2, 1e-6)
+    assert (mixtral.mlp.n_experts, mixtral.mlp.top_k, mixtral.norm.eps) == (8, 2, 1e-5)
+    assert read("mistral", rms_norm_eps=GONE).norm.eps == 1e-6
+    for family, theta in (("mistral", 1e4), ("mixtral", 1e6)):
+        few = read(family, num_key_value_heads=GONE, num_attention_heads=16, hidden_size=64)
+        assert (few.attention.n_kv_heads, few.position) == (8, RoPE(theta=theta, d_rotary=4))
     assert read(tie_word_embeddings=GONE).tied is False
     assert read("gpt2", tie_word_embeddings=GONE).tied is True
     assert read("gpt2", n_inner=None) == read("gpt2", n_inner=256)
@@ -461,16 +524,88 @@ def test_spellings_of_the_rope_base_are_all_read() -> None:
     assert read().position == RoPE(theta=10000.0, d_rotary=16)
 
 
-def test_a_scaling_is_refused_by_name_in_every_spelling() -> None:
-    more = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+def test_a_scaling_is_read_in_every_spelling() -> None:
+    more = {k: v for k, v in LLAMA3.items() if k != "rope_type"}
+    scaling = Llama3Scaling(factor=8.0, trained_length=32, low_freq_factor=1.0, high_freq_factor=4.0)
     for changes in (
         {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **more}},
         {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **more}},
         {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **more}},
         {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", "rope_type": "llama3", **more}},
     ):
-        with pytest.raises(ScantlingInputError, match="RoPE scaling 'llama3' is not supported; known: default"):
-            read(**changes)
+        assert read(**changes).position == RoPE(theta=5e5, d_rotary=16, scaling=scaling)
+
+
+EIGHT = {"short_factor": [1.0] * 8, "long_factor": [2] * 8}
+SCALED: dict[str, tuple[dict[str, Any], Scaling]] = {
+    "linear": ({"type": "linear", "factor": 2}, LinearScaling(factor=2.0)),
+    "dynamic": ({"type": "dynamic", "factor": 2.0}, DynamicScaling(factor=2.0, trained_length=128)),
+    "yarn": (
+        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "truncate": False, "mscale": 0.5},
+        YarnScaling(factor=4.0, trained_length=32, truncate=False, mscale=0.5),
+    ),
+    "su, the old name of longrope": (
+        {"type": "su", **EIGHT, "original_max_position_embeddings": 32},
+        LongRopeScaling(trained_length=32, short_factor=[1.0] * 8, long_factor=[2.0] * 8),
+    ),
+    "longrope with a factor": (
+        {"rope_type": "longrope", **EIGHT, "original_max_position_embeddings": 32, "factor": 32.0},
+        LongRopeScaling(
+            trained_length=32, short_factor=[1.0] * 8, long_factor=[2.0] * 8, attention_factor=math.sqrt(2)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_every_scaling_lands_in_the_card(name: str) -> None:
+    said, scaling = SCALED[name]
+    card = read(rope_scaling=said)
+    assert card.position == RoPE(theta=1e4, d_rotary=16, scaling=scaling)
+    assert card.context == (256 if name == "dynamic" else 128)
+    assert read(rope_parameters={"rope_theta": 1e4, **said}) == card
+    half = {k: v[:4] if isinstance(v, list) else v for k, v in said.items()}
+    position = read(rope_scaling=half, partial_rotary_factor=0.5).position
+    assert isinstance(position, RoPE)
+    assert position.d_rotary == 8
+    assert type(position.scaling) is type(scaling)
+
+
+def test_the_angles_of_llama_3_2_1b() -> None:
+    scaling = LLAMA3 | {"factor": 32.0, "original_max_position_embeddings": 8192}
+    card = read(rope_theta=5e5, head_dim=64, max_position_embeddings=131072, rope_scaling=scaling)
+    attention = assemble(card).decoder.blocks[0].children()["attn"]
+    assert isinstance(attention, Attention)
+    assert isinstance(attention.position, parts.RoPE)
+    found, plain = attention.position.frequencies(1), [5e5 ** (-i / 32) for i in range(32)]
+    assert found[:15] == pytest.approx(plain[:15], rel=1e-12)
+    assert found[15:18] == pytest.approx([1.290547928e-03, 4.295567966e-04, 9.708287803e-05], rel=1e-7)
+    assert found[18:] == pytest.approx([f / 32 for f in plain[18:]], rel=1e-12)
+
+
+@pytest.mark.parametrize("spelling", ["v5", "v4", "old-type-key", "no-scaling"])
+def test_every_spelling_gives_the_recorded_logits(spelling: str, tmp_path: Path) -> None:
+    folder = DATA / "checkpoints" / "rope-spellings"
+    shutil.copy(folder / "model.safetensors", tmp_path)
+    shutil.copy(folder / f"config.{spelling}.json", tmp_path / "config.json")
+    recorded = "expected.no-scaling.json" if spelling == "no-scaling" else "expected.json"
+    wanted = json.loads((folder / recorded).read_text())
+    with torch.no_grad():
+        found = sc.load(tmp_path).net(torch.tensor(wanted["input_ids"]))[0, -1]
+    torch.testing.assert_close(found, torch.tensor(wanted["last_row"]), atol=2e-6, rtol=0)
+
+
+def test_quantised_weights_are_noted_and_refused_only_when_read(tmp_path: Path) -> None:
+    plain, path = read(), tmp_path / "config.json"
+    card = read(quantization_config={"quant_method": "awq", "bits": 4})
+    assert card.source is not None
+    assert "stored quantised ('awq')" in str(card.source.note)
+    assert replace(card, source=None) == plain
+    path.write_bytes(raw(quantization_config={"quant_method": "awq"}))
+    assert replace(read_config(path)[0], source=None, name="small") == plain
+    with pytest.raises(ScantlingInputError) as caught:
+        read_config(path, weights=True)
+    checked(str(caught.value), f"{path}: the weights are quantised ('awq'), which cannot be read")
 
 
 def test_windows() -> None:
@@ -485,8 +620,10 @@ def test_null_means_the_default() -> None:
     nulls = dict.fromkeys(("sliding_window", "head_dim", "rope_scaling", "rope_theta", "dtype", "attention_dropout"))
     card = read("mixtral", **nulls)
     assert (card.attention.window, card.attention.d_head, card.attention.bias) == (None, 16, [])
-    assert card.position == RoPE(theta=10000.0, d_rotary=16)
+    assert card.position == RoPE(theta=1e6, d_rotary=16)
     assert card == read("mixtral", sliding_window=GONE)
+    assert read("mistral", **nulls).position == RoPE(theta=1e4, d_rotary=16)
+    assert read("mistral", num_key_value_heads=None).attention.n_kv_heads == 4
 
 
 @pytest.mark.parametrize(
@@ -497,7 +634,7 @@ def test_null_means_the_default() -> None:
         ({"torch_dtype": "torch.bfloat16"}, "bfloat16"),
         ({"torch_dtype": "bfloat16", "dtype": "torch.bfloat16"}, "bfloat16"),
         ({"torch_dtype": None, "dtype": "float16"}, "float16"),
-        ({}, "float32"),
+        ({}, "unknown"),
     ],
 )
 def test_dtypes(said: dict[str, Any], dtype: str) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conftest import GOLDEN
 from torch import Tensor
 
 from scantling.assembly import assemble
@@ -20,6 +23,7 @@ from scantling.cards.read import from_dict
 from scantling.checkpoint.families import FAMILIES
 from scantling.checkpoint.families.gguf import ARCHITECTURES
 from scantling.checkpoint.family import Family
+from scantling.checkpoint.hf_config import read_config
 from scantling.checkpoint.names import (
     WRAPPERS,
     Halves,
@@ -132,32 +136,45 @@ def card_of(family: str, **changes: Any) -> Card:
     return from_dict(sections | changes, "small")
 
 
-Rows = Callable[[Card], Sequence[Row]]
-CASES: dict[str, tuple[Rows, Card]] = {
-    **{name: (family.rows, card_of(name)) for name, family in FAMILIES.items()},
-    "gpt2 untied": (FAMILIES["gpt2"].rows, card_of("gpt2", tied=False)),
-    "llama tied": (FAMILIES["llama"].rows, card_of("llama", tied=True)),
-    "llama without layers": (FAMILIES["llama"].rows, card_of("llama", n_layers=0)),
+LLAMA, GPT2 = FAMILIES["llama"], FAMILIES["gpt2"]
+# The table of a GGUF architecture stands in the place of the family's.
+GGUF = replace(LLAMA, rows=ARCHITECTURES["llama"].rows)
+CASES: dict[str, tuple[Family, Card]] = {
+    "gpt2": (GPT2, card_of("gpt2")),
+    "gpt2 untied": (GPT2, card_of("gpt2", tied=False)),
+    "llama": (LLAMA, card_of("llama")),
+    "llama tied": (LLAMA, card_of("llama", tied=True)),
+    "llama without layers": (LLAMA, card_of("llama", n_layers=0)),
     "llama with biases": (
-        FAMILIES["llama"].rows,
+        LLAMA,
         card_of(
             "llama",
             attention={"kind": "multi_head", "n_heads": 4, "d_head": 6, "bias": list("qkvo")},
             mlp={"kind": "gated", "act": "silu", "d_ff": 20, "bias": True},
         ),
     ),
-    "llama of eleven layers": (FAMILIES["llama"].rows, card_of("llama", n_layers=11)),
-    "gguf llama": (ARCHITECTURES["llama"].rows, card_of("llama")),
-    "gguf llama tied": (ARCHITECTURES["llama"].rows, card_of("llama", tied=True)),
-    "gguf mixtral": (ARCHITECTURES["llama"].rows, card_of("mixtral")),
+    "llama of eleven layers": (LLAMA, card_of("llama", n_layers=11)),
+    "mistral": (FAMILIES["mistral"], card_of("mistral")),
+    "mixtral": (FAMILIES["mixtral"], card_of("mixtral")),
+    "gguf llama": (GGUF, card_of("llama")),
+    "gguf llama tied": (GGUF, card_of("llama", tied=True)),
+    "gguf mixtral": (GGUF, card_of("mixtral")),
 }
+CONFIGS = sorted((GOLDEN / "tiny").glob("*/config.json"))
+for path in CONFIGS:
+    small, model_type = read_config(path)
+    CASES[f"tiny {path.parent.name}"] = (FAMILIES[model_type], small)
+
+
+def test_every_family_has_a_case() -> None:
+    assert {json.loads(path.read_text())["model_type"] for path in CONFIGS} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_table_covers_every_weight_once_and_goes_both_ways(name: str) -> None:
-    rows, card = CASES[name]
+    family, card = CASES[name]
     weights = assemble(card).named_weights
-    table = links(rows(card), weights)
+    table = links(family.rows(card), weights)
     assert Counter(n for link in table for n in link.ours) == Counter(dict.fromkeys(weights, 1))
     foreign = foreign_shapes(table, weights)
     assert Counter(n for link in table for n in link.theirs) == Counter(dict.fromkeys(foreign, 1))
@@ -226,9 +243,9 @@ COUNTS |= {"gguf llama": 21, "gguf llama tied": 20, "gguf mixtral": 23}
 
 
 def foreign_of(name: str) -> dict[str, Shape]:
-    rows, card = CASES[name]
+    family, card = CASES[name]
     weights = assemble(card).named_weights
-    return foreign_shapes(links(rows(card), weights), weights)
+    return foreign_shapes(links(family.rows(card), weights), weights)
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -242,8 +259,8 @@ def test_known_number_of_tensors(name: str) -> None:
 
 
 def test_queries_come_before_keys_before_values() -> None:
-    rows, card = CASES["gpt2"]
-    table = links(rows(card), assemble(card).named_weights)
+    family, card = CASES["gpt2"]
+    table = links(family.rows(card), assemble(card).named_weights)
     fused = next(link for link in table if link.theirs == ("transformer.h.1.attn.c_attn.weight",))
     assert fused.ours == tuple(f"decoder.blocks.1.attn.{p}.weight" for p in "qkv")
 
@@ -273,9 +290,6 @@ def test_a_weight_without_a_row_is_a_fault_of_the_table() -> None:
 
 def test_elements() -> None:
     assert elements({"a": (2, 3), "b": (), "c": (0, 4)}) == 7
-
-
-LLAMA, GPT2 = FAMILIES["llama"], FAMILIES["gpt2"]
 
 
 def matched(
@@ -392,7 +406,7 @@ def test_a_mask_of_gpt2_is_not_taken_for_a_bias() -> None:
 @given(st.data())
 def test_any_one_damage_is_found(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(CASES)))
-    family = GPT2 if name.startswith("gpt2") else LLAMA
+    family, _ = CASES[name]
     found: dict[str, Shape] = dict(foreign_of(name))
     victim = data.draw(st.sampled_from(sorted(found)))
     shape = found.pop(victim)

@@ -103,7 +103,7 @@ def _differences(card: Card, layer: Layer) -> dict[str, Any]:
     stated: dict[str, Any] = {"times": layer.times} if layer.times != 1 else {}
     for key in ("attention", "position", "mlp"):
         section, base = getattr(layer, key), getattr(card, key)
-        if section is None or section == base:
+        if section is None:
             continue
         if type(section) is not type(base):
             stated[key] = _stated(section)

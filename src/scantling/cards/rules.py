@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from scantling.cards.schema import (
     Card,
+    DynamicScaling,
     Gated,
     Latent,
     Layer,
@@ -18,6 +19,7 @@ from scantling.cards.schema import (
     MultiHead,
     Plain,
     RoPE,
+    YarnScaling,
 )
 from scantling.errors import ScantlingInputError
 
@@ -50,6 +52,9 @@ def _layer(card: Card, i: int, layer: Layer) -> Layer:
     position = layer.position
     if isinstance(position, RoPE):
         position = _rope(card, position, attention, at)
+    elif position is None and isinstance(card.position, RoPE):
+        # The card's own turns these heads too.
+        _rope(card, card.position, attention, at)
     mlp = None if layer.mlp is None else _mlp(card, layer.mlp, at)
     return replace(layer, attention=None if layer.attention is None else attention, position=position, mlp=mlp)
 
@@ -95,12 +100,19 @@ def _rope(card: Card, position: RoPE, attention: MultiHead | Latent, at: str = "
     assert d_head is not None
     width = d_head if position.d_rotary is None else position.d_rotary
     if width % 2:
-        key = "attention.d_head" if position.d_rotary is None else "position.d_rotary"
+        key = "attention.d_head" if width == d_head else "position.d_rotary"
         _refuse(card, f"{at}{key}", width, "RoPE turns pairs of channels, so it must be even")
     if width > d_head:
         _refuse(card, f"{at}position.d_rotary", width, f"it cannot exceed the head's {d_head} channels")
     scaling = position.scaling
+    if isinstance(scaling, DynamicScaling) and width < 4:
+        _refuse(card, f"{at}position.d_rotary", width, "dynamic scaling needs at least 4 channels")
+    if isinstance(scaling, YarnScaling) and position.theta <= 1:
+        _refuse(card, f"{at}position.theta", position.theta, "yarn scaling needs a base above 1")
     if isinstance(scaling, LongRopeScaling):
+        if scaling.trained_length < 2 and scaling.attention_factor is None:
+            right = "at least 2 positions are needed where attention_factor is not given"
+            _refuse(card, f"{at}position.scaling.trained_length", scaling.trained_length, right)
         for key in ("short_factor", "long_factor"):
             if len(factors := getattr(scaling, key)) != width // 2:
                 right = f"one for each of the {width // 2} pairs is needed"

@@ -330,7 +330,6 @@ class Embedding(Section):
         vocab_multiple: the table's rows are vocab_size rounded up to a multiple of this.
         width: of the table, where it is not d_model: a projection widens it (and narrows it again for a tied head).
         norm: on the sum of token and position vectors; kind and eps as for the blocks; default none.
-        token_types: rows of a table of segment types that is added; default none.
     """
 
     scale: Positive | None = None
@@ -338,7 +337,6 @@ class Embedding(Section):
     vocab_multiple: Rows = 1
     width: Width | None = None
     norm: RMSNorm | LayerNorm | None = None
-    token_types: Width | None = None
 
 
 class Head(Section):

@@ -190,8 +190,8 @@ class Keys:
                 f"{self.where}: {name} is {shown(value)}, which is not supported; it must be {right}"
             )
 
-    def dtype(self, default: str = "float32") -> str:
-        """The stored dtype, under its old key torch_dtype or its new key dtype."""
+    def dtype(self) -> str:
+        """The stored dtype, under its old key torch_dtype or its new key dtype; ``unknown`` where neither says."""
         old, new = (
             v.removeprefix("torch.") if isinstance(v, str) else v for v in (self.raw("torch_dtype"), self.raw("dtype"))
         )
@@ -199,7 +199,9 @@ class Keys:
             raise ScantlingInputError(
                 f"{self.where}: torch_dtype is {shown(old)} and dtype is {shown(new)}; they must agree"
             )
-        value = next((v for v in (new, old) if v is not None), default)
+        value = next((v for v in (new, old) if v is not None), None)
+        if value is None:
+            return "unknown"
         if not isinstance(value, str) or value not in ("float32", "float16", "bfloat16"):
             raise ScantlingInputError(f"{self.where}: dtype is {shown(value)}; known: float32, float16, bfloat16")
         return value

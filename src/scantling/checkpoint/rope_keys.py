@@ -6,10 +6,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from scantling.checkpoint.config_keys import Keys
-from scantling.errors import ScantlingInputError, nearest
+from scantling.checkpoint.config_keys import Keys, near
+from scantling.checkpoint.files import shown
+from scantling.errors import ScantlingInputError
 
 _OLD_NAMES = {"su": "longrope"}
+_MOST = 2**32
+"""More than any length or width that a card may have, and still a float."""
 
 
 def rope(
@@ -57,7 +60,7 @@ def by_layer_type(
     old, new = _mapping(keys, "rope_scaling"), _mapping(keys, "rope_parameters")
     if unknown := [name for name in new if name not in bases]:
         known = ", ".join(bases)
-        raise ScantlingInputError(f"{keys.where}: rope_parameters has {str(unknown[0])[:40]!r}; known: {known}")
+        raise ScantlingInputError(f"{keys.where}: rope_parameters has {shown(unknown[0])}; known: {known}")
     found = {}
     for kind, (base, theta) in bases.items():
         spellings = [
@@ -72,7 +75,10 @@ def by_layer_type(
 def reach(position: Mapping[str, Any], context: int) -> int:
     """The longest sequence of a model with this position section: dynamic scaling starts where the context ends."""
     scaling = position.get("scaling", {})
-    return int(context * scaling["factor"]) if scaling.get("kind") == "dynamic" else context
+    if scaling.get("kind") != "dynamic":
+        return context
+    # What is larger is left to the card to refuse.
+    return int(min(min(context, 2 * _MOST) * scaling["factor"], 2 * _MOST))
 
 
 def section(
@@ -84,19 +90,33 @@ def section(
     theta: float = 10000.0,
 ) -> dict[str, Any]:
     """The same from one mapping in the new spelling, such as the one of a layer type."""
-    named = Keys(dict(values), where)
+    named = _RopeKeys(dict(values), where)
     trained_length = named.size("original_max_position_embeddings", context)
     kind = named.raw("rope_type", "default")
     share = named.number("partial_rotary_factor", fraction)
+    if not 0 < share <= 1:
+        right = "a number above 0 and at most 1 is needed"
+        raise ScantlingInputError(f"{where}: partial_rotary_factor is {share}; {right}")
     found: dict[str, Any] = {
         "kind": "rope",
         "theta": named.number("rope_theta", theta),
-        "d_rotary": int(d_head * share),
+        "d_rotary": int(min(d_head, _MOST) * share),
     }
     if kind != "default":
         found["scaling"] = {"kind": kind, **_reader(kind, where)(named, trained_length)}
     named.finish(frozenset())
     return found
+
+
+class _RopeKeys(Keys):
+    """The keys of one RoPE mapping."""
+
+    def finish(self, irrelevant: frozenset[str]) -> None:
+        if left := sorted(set(self.data) - self._taken - irrelevant):
+            scaling = self.raw("rope_type", "default")
+            kind = "without a scaling" if scaling == "default" else f"by the scaling {shown(scaling)}"
+            hint = near(left[0], self._taken)
+            raise ScantlingInputError(f"{self.where}: RoPE key {shown(left[0])} is not supported {kind}{hint}")
 
 
 def _linear(keys: Keys, trained_length: int) -> dict[str, Any]:
@@ -126,12 +146,12 @@ def _longrope(keys: Keys, trained_length: int) -> dict[str, Any]:
     found: dict[str, Any] = {"trained_length": trained_length}
     for name in ("short_factor", "long_factor"):
         values = keys.raw(name)
-        if not isinstance(values, list) or not all(isinstance(v, int | float) for v in values):
-            raise ScantlingInputError(f"{keys.where}: RoPE key {name} is {values!r}; a list of numbers is needed")
-        found[name] = [float(v) for v in values]
+        if not isinstance(values, list):
+            raise ScantlingInputError(f"{keys.where}: {name} is {shown(values)}; a list of numbers is needed")
+        found[name] = [Keys({name: v}, keys.where).number(name) for v in values]
     if keys.raw("attention_factor") is not None:
         found["attention_factor"] = keys.number("attention_factor")
-    elif keys.raw("factor") is not None:
+    elif keys.raw("factor") is not None and trained_length > 1:
         # Instead of the context over the trained length.
         factor = keys.number("factor")
         found["attention_factor"] = math.sqrt(1 + math.log(factor) / math.log(trained_length)) if factor > 1 else 1.0
@@ -151,8 +171,8 @@ _READERS: dict[str, Callable[[Keys, int], dict[str, Any]]] = {
 def _reader(kind: Any, where: str) -> Callable[[Keys, int], dict[str, Any]]:
     if not isinstance(kind, str) or kind not in _READERS:
         known = ", ".join(["default", *_READERS])
-        near = nearest(str(kind), _READERS)
-        raise ScantlingInputError(f"{where}: RoPE scaling {str(kind)[:40]!r} is not supported; known: {known}{near}")
+        nearest = near(kind, _READERS)
+        raise ScantlingInputError(f"{where}: RoPE scaling {shown(kind)} is not supported; known: {known}{nearest}")
     return _READERS[kind]
 
 
@@ -163,10 +183,12 @@ def _agreeing(keys: Keys, spellings: list[Mapping[str, Any]]) -> dict[str, Any]:
         for name, value in spelling.items():
             if value is None:
                 continue
+            if name == "rope_theta":
+                Keys(spelling, keys.where).number(name)
             new_name = "rope_type" if name == "type" else name
             new_value = _OLD_NAMES.get(value, value) if new_name == "rope_type" and isinstance(value, str) else value
             if merged.setdefault(new_name, new_value) != new_value:
-                both = f"{str(merged[new_name])[:40]} and {str(new_value)[:40]}"
+                both = f"{shown(merged[new_name])} and {shown(new_value)}"
                 raise ScantlingInputError(f"{keys.where}: RoPE's {new_name} is {both}; they must agree")
     return merged
 
@@ -174,5 +196,5 @@ def _agreeing(keys: Keys, spellings: list[Mapping[str, Any]]) -> dict[str, Any]:
 def _mapping(keys: Keys, name: str) -> Mapping[str, Any]:
     value = keys.raw(name, {})
     if not isinstance(value, Mapping):
-        raise ScantlingInputError(f"{keys.where}: {name} is {str(value)[:40]!r}; a mapping is needed")
+        raise ScantlingInputError(f"{keys.where}: {name} is {shown(value)}; a mapping is needed")
     return value
