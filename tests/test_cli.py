@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.conftest import DATA, GOLDEN
 
+from scantling.cards import presets
 from scantling.cli.main import VERBS, _run
 
 
@@ -132,10 +133,8 @@ def test_verify_fails_on_a_planted_drift(capsys: pytest.CaptureFixture[str], mon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["llama-2-70b", "mixtral-8x7b", "gpt3", "gpt2-xl", "llama-3-8b", "walk-5.9b", "mistral-7b"]
-)
-def test_verify_the_large_ones(capsys: pytest.CaptureFixture[str], name: str) -> None:
+@pytest.mark.parametrize("name", presets())
+def test_verify_every_preset(capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert answer(capsys, "verify", name)["equal"] is True
 
 

@@ -164,6 +164,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "position": {"kind": "rope", "theta": 1e4, "d_rotary": 4},
         "pattern": [{}, {"position": {"kind": "none"}}],
     },
+    "tied head with a shift": {"tied": True, "head": {"bias": True}},
     "narrow table": {"embedding": {"width": 10}, "tied": True, "head": {"bias": True, "scale": 0.5}},
     "narrow table, own head": {
         "embedding": {"width": 10, "vocab_multiple": 8},
@@ -408,7 +409,7 @@ def test_sampled_cards_are_causal_and_blind_to_padding(card: Card) -> None:
 
 
 @pytest.mark.slow
-@settings(SAMPLED, max_examples=250)
+@settings(SAMPLED, max_examples=200)
 @given(sampled_cards(), CUTS)
 def test_many_sampled_cards_hold_every_law(card: Card, cuts: list[int]) -> None:
     check_declared_weights(card)

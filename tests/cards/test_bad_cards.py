@@ -311,6 +311,12 @@ VALUES: list[tuple[str, str | None, *tuple[str, ...]]] = [
     ("mlp", MOE.replace("}}", "}, groups: 4, top_groups: 4, group_score: top2}"), "mlp.group_score is 'top2'"),
     ("mlp", MOE.replace("}}", "}, scores: sigmoids}"), "mlp.scores is 'sigmoids'", "did you mean 'sigmoid'?"),
     ("mlp", MOE.replace("kind: plain", "kind: gated, clamp: {limit: 7.0, alpha: 1.0}"), "mlp.act is 'relu': a clamped"),
+    (
+        "mlp",
+        MOE.replace("}}", "}, scores: top_softmax, selection_bias: true}"),
+        "mlp.selection_bias is True: with scores",
+    ),
+    ("mlp", MOE.replace("}}", "}, scores: top_softmax, groups: 2, top_groups: 2}"), "mlp.groups is 2: with scores"),
     ("mlp", "{kind: moe, n_experts: 4, top_k: 2}", "mlp.expert is missing"),
     ("mlp", "{kind: moe, n_experts: 4, top_k: 2, expert: 3}", "mlp.expert is 3; a mapping"),
 ]

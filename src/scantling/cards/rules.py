@@ -18,6 +18,7 @@ from scantling.cards.schema import (
     MoE,
     MultiHead,
     Plain,
+    QKNorm,
     RoPE,
     YarnScaling,
 )
@@ -36,6 +37,9 @@ def complete(card: Card) -> Card:
     if not card.norm.at or len(set(card.norm.at)) != len(card.norm.at):
         _refuse(card, "norm.at", card.norm.at, "name one or more of in, res, out, each once")
     _residual(card)
+    inner = card.embedding.norm
+    if inner is not None and (inner.at != ["in"] or inner.final is not None):
+        _refuse(card, "embedding.norm", "given at or final", "it stands in one place only: leave both out")
     if card.embedding.scale_rounded and card.embedding.scale is None:
         _refuse(card, "embedding.scale_rounded", True, "there is no embedding.scale that it could round")
     done = replace(card, attention=attention, mlp=_mlp(card, card.mlp))
@@ -69,9 +73,18 @@ def _residual(card: Card) -> None:
         _refuse(card, "residual.from_norm", True, "it needs sequential sublayers that are normed at in")
 
 
+def _qk_norm(card: Card, norm: QKNorm | None, at: str) -> None:
+    if norm is None:
+        return
+    for key, kind in (("bias", "layernorm"), ("plus_one", "rmsnorm")):
+        if getattr(norm, key) and (norm.kind != kind or norm.over == "each_head"):
+            _refuse(card, f"{at}attention.qk_norm.{key}", True, f"only a {kind} over head or width can have it")
+
+
 def _attention(card: Card, attention: MultiHead | Latent, at: str = "") -> MultiHead | Latent:
     if isinstance(attention, Latent):
         return _latent(card, attention, at)
+    _qk_norm(card, attention.qk_norm, at)
     heads = attention.n_heads
     kv_heads = heads if attention.n_kv_heads is None else attention.n_kv_heads
     if heads % kv_heads:
@@ -126,6 +139,9 @@ def _rope(card: Card, position: RoPE, attention: MultiHead | Latent, at: str = "
 def _mlp(card: Card, mlp: Plain | Gated | MoE, at: str = "") -> Plain | Gated | MoE:
     if not isinstance(mlp, MoE):
         return _with_width(card, mlp, at)
+    if mlp.scores == "top_softmax" and (mlp.selection_bias or mlp.groups > 1):
+        key = "selection_bias" if mlp.selection_bias else "groups"
+        _refuse(card, f"{at}mlp.{key}", getattr(mlp, key), "with scores top_softmax the best scores alone decide")
     if mlp.top_k > mlp.n_experts:
         _refuse(card, f"{at}mlp.top_k", mlp.top_k, f"it cannot exceed n_experts {mlp.n_experts}")
     if mlp.n_experts % mlp.groups:

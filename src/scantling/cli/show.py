@@ -102,7 +102,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | No
         drawn.add_row(*(Text(_cell(value)) for value in row))
     with console.capture() as captured:
         console.print(drawn)
-    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()).strip("\n"))
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()).strip("\n") + "\n")
 
 
 def _cell(value: Any) -> str:

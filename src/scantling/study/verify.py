@@ -148,12 +148,15 @@ def _run(model: Transformer, net: Any, w: Workload) -> list[tuple[str, Any]]:
 
 @contextmanager
 def _hooked(net: Any, record: Any) -> Iterator[None]:
-    """Record the output of every module without children: torch's own leaves and our grouped ones."""
+    """Record the output of every leaf: torch's own modules, and parts whose whole work is one row."""
     from scantling.parts.net import Net
 
     hooks = []
     for path, module in net.named_modules():
-        if not any(True for _ in module.children()) and not (isinstance(module, Net) and not module.part.weights()):
+        leaf = not any(True for _ in module.children())
+        if isinstance(module, Net):
+            leaf = leaf and any(step.path == "" for step in module.part.steps(PREFILL))
+        if leaf:
             hooks.append(module.register_forward_hook(lambda _, __, out, path=path: record(path, out)))
     try:
         yield
