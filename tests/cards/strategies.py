@@ -215,7 +215,7 @@ def embeddings(draw: DrawFn) -> dict[str, Any]:
         "scale": positive() | st.none(),
         "vocab_multiple": st.integers(1, 64),
         "width": st.integers(1, 20) | st.none(),
-        "norm": norms() | st.none(),
+        "norm": norms().map(lambda norm: {k: v for k, v in norm.items() if k not in ("at", "final")}) | st.none(),
     }
     section = some(draw, options)
     return section | (some(draw, {"scale_rounded": st.booleans()}) if section.get("scale") else {})
