@@ -43,9 +43,8 @@ def test_total_equals_the_recorded_count(name: str) -> None:
     assert model.params == wanted["total_unique"]
     counted = count(model)
     ours = Counter[str]()
-    for _, period, times, by_role in counted.per_layer:
-        assert period >= 1
-        ours.update({role: n * times for role, n in by_role.items()})
+    for run in counted.per_layer:
+        ours.update({role: n * run.times for role, n in run.by_part.items()})
     split = Counter(wanted["split_over_layers"])
     for theirs, role in (("qk_norm", "norm"), ("shared_experts", "mlp")):
         split[role] += split.pop(theirs, 0)
@@ -72,7 +71,7 @@ def test_cache_elements_equal_the_measured_ones(name: str) -> None:
 def test_published_configs_give_the_recorded_tensor_list(path: Any) -> None:
     config, wanted = json.loads(path.read_text()), PARAMS[path.stem]
     card = card_of_config(config, path.stem, path.name)
-    weights = sc.assemble(card).named_weights
+    weights = sc.assemble(card).named_stored
     shapes = foreign_shapes(links(FAMILIES[config["model_type"]].rows(card), weights), weights)
     lines = "\n".join(f"{name}\t{','.join(map(str, shape))}" for name, shape in sorted(shapes.items()))
     assert len(shapes) == wanted["checkpoint_tensors"]

@@ -246,7 +246,8 @@ def check_declared_weights(card: Card) -> None:
     """Laws 1 and 2."""
     model = sc.assemble(card)
     net = model.build()
-    assert {n: tuple(p.shape) for n, p in net.state_dict().items()} == model.named_weights
+    assert {n: tuple(p.shape) for n, p in net.state_dict().items()} == model.named_weights | model.named_buffers
+    assert {n: tuple(p.shape) for n, p in net.named_parameters()} == model.named_weights
     assert total(model.steps(Workload(tokens=4)), "params") == model.params == sum(p.numel() for p in net.parameters())
 
 

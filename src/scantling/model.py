@@ -17,6 +17,7 @@ from scantling.checkpoint.find import Found, default_model, find
 from scantling.checkpoint.gguf import read_gguf
 from scantling.checkpoint.load import Loaded, load_gguf, load_safetensors
 from scantling.errors import ScantlingInputError, need
+from scantling.parts.heads import Head
 from scantling.parts.transformer import Transformer
 from scantling.text.tokenizer import Tokenizer
 from scantling.units import weights_dtype
@@ -39,6 +40,8 @@ class Model:
         tokenizer: None where the checkpoint has none.
         notes: what loading noticed.
         eos_ids: ids that end a text: the tokenizer's and those of the checkpoint's config.
+        start_id: what an encoder-decoder's target begins with, or None where nobody says.
+        labels: names of what a classifier tells apart.
     """
 
     card: Card
@@ -47,6 +50,8 @@ class Model:
     tokenizer: Tokenizer | None = None
     notes: tuple[str, ...] = field(default_factory=tuple)
     eos_ids: frozenset[int] = frozenset()
+    start_id: int | None = None
+    labels: tuple[str, ...] = ()
 
     def ids(self, ids: Ids) -> Tensor:
         """Ids as a (B, T) int64 tensor on the net's device.
@@ -78,63 +83,137 @@ class Model:
         """Of the weights."""
         return next(self.net.parameters()).dtype
 
-    def logits(self, ids: Ids, attention_mask: Any = None, position_ids: Any = None, kernel: str = "fused") -> Tensor:
-        """Logits of every position.
+    def logits(
+        self,
+        ids: Ids,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        kernel: str = "fused",
+        *,
+        token_type_ids: Any = None,
+        decoder_ids: Ids = None,
+    ) -> Tensor:
+        """Logits of every position, or whatever the head gives: scores of labels, the text's vector.
 
         Args:
             ids: (B, T).
             attention_mask: (B, T), 1 at real tokens and 0 at padding; None where all are real.
             position_ids: (1 or B, T); default 0 .. T - 1, whatever the mask, unless the card counts from it.
             kernel: ``fused`` or ``reference``.
+            token_type_ids: (B, T) kinds of tokens; default all 0.
+            decoder_ids: (B, T) of an encoder-decoder's target, whose source `ids` (B, S) and `attention_mask` are.
 
         Returns:
-            (B, T, V) in float32.
+            (B, T, V) in float32; (B, T, n_labels), (B, n_labels), (B, T) or (B, d) by the card's head.
 
         Raises:
             ScantlingInputError: ids out of range, or longer than a learned position table.
         """
         torch = need("torch", "run the model")
-        ids = self.ids(ids)
         with torch.no_grad():
-            return self.net(ids, self._context(ids, attention_mask, position_ids, kernel)).float()  # type: ignore[no-any-return]
+            run = self._run_of(ids, attention_mask, position_ids, kernel, token_type_ids, decoder_ids)
+            return self.net(*run).float()  # type: ignore[no-any-return]
 
-    def hidden(self, ids: Ids, attention_mask: Any = None, position_ids: Any = None) -> list[Tensor]:
-        """The residual stream (B, T, d): embeddings first, then after each block, the last one after the final norm."""
-        torch = need("torch", "run the model")
+    def _run_of(
+        self,
+        ids: Ids,
+        attention_mask: Any,
+        position_ids: Any,
+        kernel: str,
+        token_type_ids: Any = None,
+        decoder_ids: Ids = None,
+    ) -> tuple[Tensor, Any, Tensor | None]:
+        """What the net is called with: ids, context, source."""
         ids = self.ids(ids)
+        if not self.parts.two_stacks:
+            if decoder_ids is not None:
+                raise ScantlingInputError(
+                    f"decoder_ids go with an encoder-decoder, and this card is {self.card.family}"
+                )
+            return ids, self._context(ids, attention_mask, position_ids, kernel, token_type_ids), None
+        if decoder_ids is None:
+            raise ScantlingInputError("decoder_ids are missing: an encoder-decoder scores a target beside its source")
+        target = self.ids(decoder_ids)
+        if target.shape[0] != ids.shape[0]:
+            raise ScantlingInputError(f"decoder_ids have {target.shape[0]} rows and ids {ids.shape[0]}")
+        context = self._context(target, None, position_ids, kernel, token_type_ids)
+        context.source_padding = self._source_padding(ids, attention_mask)
+        return target, context, ids
+
+    def _source_padding(self, ids: Tensor, attention_mask: Any) -> Tensor | None:
+        self._fits(ids)
+        padding = None if attention_mask is None else padding_of(attention_mask, ids)
+        return None if padding is None or bool(padding.all()) else padding
+
+    def hidden(
+        self,
+        ids: Ids,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        *,
+        token_type_ids: Any = None,
+        decoder_ids: Ids = None,
+    ) -> list[Tensor]:
+        """The residual stream (B, T, d): embeddings first, then after each block, the last one after the final norm.
+
+        Of an encoder-decoder: the encoder's, or with `decoder_ids` the decoder's.
+        """
+        torch = need("torch", "run the model")
         seen: list[Tensor] = []
-        decoder: Any = self.net.decoder
-        hooks = [block.register_forward_pre_hook(lambda _, args: seen.append(args[0])) for block in decoder.blocks]
-        hooks.append(decoder.register_forward_hook(lambda _, __, out: seen.append(out)))
+        net: Any = self.net
+        encoder = self.parts.decoder is None or (self.parts.two_stacks and decoder_ids is None)
+        stack = net.encoder if encoder else net.decoder
+        if self.parts.two_stacks and decoder_ids is None:
+            decoder_ids = self.ids(ids)[:, :1]
+        hooks = [block.register_forward_pre_hook(lambda _, args: seen.append(args[0])) for block in stack.blocks]
+        if not len(stack.blocks):
+            hooks.append(stack.register_forward_hook(lambda _, __, out: seen.append(out)))
+        hooks.append(stack.register_forward_hook(lambda _, __, out: seen.append(out)))
         try:
             with torch.no_grad():
-                self.net(ids, self._context(ids, attention_mask, position_ids, "fused"))
+                self.net(*self._run_of(ids, attention_mask, position_ids, "fused", token_type_ids, decoder_ids))
         finally:
             for hook in hooks:
                 hook.remove()
-        return seen
+        return seen[-len(stack.blocks) - 1 :]
 
     def loss(self, ids: Ids, labels: Ids, attention_mask: Any = None) -> Tensor:
         """Mean negative log-probability of the labels, in nats.
 
         Args:
-            labels: (B, T) like ids, not shifted: position t is judged on label t + 1; -100 is not judged.
+            labels: not shifted; -100 is not judged. Of a decoder (B, T) like ids: position t is judged on label t + 1.
+                Of an encoder (B, T): position t is judged on label t. Of an encoder-decoder (B, T) of any length: the
+                decoder is given `start_id` and the labels but the last.
 
         Raises:
             ScantlingInputError: labels of another shape, out of the vocabulary, or none left after the shift.
         """
         torch = need("torch", "run the model")
-        logits = self.logits(ids, attention_mask)[:, :-1]
+        if not isinstance(self.parts.head, Head):
+            raise ScantlingInputError(f"the loss is that of a vocabulary; this card's head is {self.card.head.kind}")
         wanted = _tensor(labels, "labels").to(self.device, torch.int64)
         wanted = wanted[None] if wanted.dim() == 1 else wanted
-        if wanted.shape != (logits.shape[0], logits.shape[1] + 1):
+        logits = self.logits(ids, attention_mask, decoder_ids=self.shifted(wanted) if self.parts.two_stacks else None)
+        if wanted.shape != logits.shape[:2]:
             raise ScantlingInputError(f"labels have shape {list(wanted.shape)}; the shape of the ids is needed")
-        wanted = wanted[:, 1:]
+        if self.card.family == "decoder":
+            logits, wanted = logits[:, :-1], wanted[:, 1:]
         if bool(((wanted < 0) & (wanted != -100) | (wanted >= self.card.vocab_size)).any()):
             raise ScantlingInputError(f"a label is outside the vocabulary of {self.card.vocab_size} and is not -100")
         if not bool((wanted != -100).any()):
             raise ScantlingInputError("no label is left after the shift: at least two tokens with labels are needed")
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())  # type: ignore[no-any-return]
+
+    def shifted(self, labels: Tensor) -> Tensor:
+        """What the decoder of an encoder-decoder reads to predict labels (B, T): `start_id`, then all but the last.
+
+        Raises:
+            ScantlingInputError: nobody says with what a target begins.
+        """
+        if self.start_id is None:
+            raise ScantlingInputError("the checkpoint does not say with what a target begins (decoder_start_token_id)")
+        # What is not judged has no id of its own; no judged label comes after it.
+        return labels.roll(1, -1).index_fill(-1, labels.new_zeros(1), self.start_id).clamp(min=0)
 
     def generate(
         self,
@@ -179,17 +258,35 @@ class Model:
             raise ScantlingInputError("stop strings go with a text prompt; ids are not decoded")
         return continue_ids(self, self.ids(prompt), max_new_tokens, sampling, attention_mask, ignore_eos)
 
-    def _context(self, ids: Tensor, attention_mask: Any, position_ids: Any, kernel: str) -> Any:
+    def _context(
+        self, ids: Tensor, attention_mask: Any, position_ids: Any, kernel: str, token_type_ids: Any = None
+    ) -> Any:
         need("torch", "run the model")
         from scantling.tensor.context import Context
 
         padding = None if attention_mask is None else padding_of(attention_mask, ids)
         positions = None if position_ids is None else self._positions(position_ids, ids)
-        limit = position_limit(self.card)
-        if limit is not None and positions is None and ids.shape[1] > limit:
-            raise ScantlingInputError(f"{ids.shape[1]} tokens and the model has {limit} learned positions")
+        if positions is None:
+            self._fits(ids)
+        types = None if token_type_ids is None else self._types(token_type_ids, ids)
         real = None if padding is None or bool(padding.all()) else padding
-        return Context.of(ids, positions=positions, padding=real, kernel_name=kernel)
+        return Context.of(ids, positions=positions, padding=real, kernel_name=kernel, types=types)
+
+    def _fits(self, ids: Tensor) -> None:
+        limit = position_limit(self.card)
+        if limit is not None and ids.shape[1] > limit:
+            raise ScantlingInputError(f"{ids.shape[1]} tokens and the model has {limit} learned positions")
+
+    def _types(self, token_type_ids: Any, ids: Tensor) -> Tensor:
+        types, known = _tensor(token_type_ids, "token_type_ids").to(ids.device), self.card.embedding.types
+        types = types[None] if types.dim() == 1 else types
+        if known is None:
+            raise ScantlingInputError("token_type_ids are given and the model has no kinds of tokens")
+        if types.is_floating_point() or types.shape != ids.shape:
+            raise ScantlingInputError(f"token_type_ids have shape {list(types.shape)}; that of the ids is needed")
+        if int(types.min()) < 0 or int(types.max()) >= known:
+            raise ScantlingInputError(f"token_type_ids reach {int(types.max())}; the model has kinds 0 to {known - 1}")
+        return types.long()
 
     def _positions(self, position_ids: Any, ids: Tensor) -> Tensor:
         positions = _tensor(position_ids, "position_ids").to(ids.device)
@@ -297,15 +394,22 @@ def _tokenizer(found: Found) -> Tokenizer | None:
 
 
 def _weights_of(card: Card) -> dict[str, tuple[int, ...]]:
-    return assemble(card).named_weights
+    return assemble(card).named_stored
 
 
 def _built(loaded: Loaded, tokenizer: Tokenizer | None, device: Any) -> Model:
+    from scantling.parts.net import computed
+
     parts = assemble(loaded.card)
     net = parts.build(device="meta")
-    net.load_state_dict(loaded.tensors, strict=True, assign=True)
+    constants = {name: value.to(_dtype_of(loaded.tensors)) for name, value in computed(parts).items()}
+    net.load_state_dict(loaded.tensors | constants, strict=True, assign=True)
     net = net.to(device).eval().requires_grad_(False)
     dtype: Any = str(next(net.parameters()).dtype).removeprefix("torch.")
     card = replace(loaded.card, dtype=dtype) if dtype in ("float32", "float16", "bfloat16") else loaded.card
     ends = loaded.eos_ids | (tokenizer.eos_ids if tokenizer else frozenset())
-    return Model(card, parts, net, tokenizer, loaded.notes, ends)
+    return Model(card, parts, net, tokenizer, loaded.notes, ends, loaded.start_id, loaded.labels)
+
+
+def _dtype_of(tensors: dict[str, Tensor]) -> Any:
+    return next(iter(tensors.values())).dtype

@@ -21,7 +21,7 @@ class Visibility:
 
     def sees(self, query: Any, key: Any) -> Any:
         """Whether `query` may read `key`: a bool for integers, a bool tensor of the broadcast shape for tensors."""
-        seen = key <= query if self.causal else key == key
+        seen = key <= query if self.causal else (key == key) & (query == query)
         if self.window is not None:
             seen = seen & (query - key < self.window) & (key - query < self.window)
         return seen

@@ -644,7 +644,7 @@ def test_dtypes(said: dict[str, Any], dtype: str) -> None:
 def test_a_head_width_that_is_not_the_quotient_is_kept() -> None:
     card = read(hidden_size=96, num_key_value_heads=4, head_dim=16)
     assert card.attention.d_head == 16
-    weights = assemble(card).named_weights
+    weights = assemble(card).named_stored
     assert weights["decoder.blocks.0.attn.q.weight"] == (64, 96)
     assert weights["decoder.blocks.0.attn.o.weight"] == (96, 64)
 
@@ -710,7 +710,7 @@ def test_a_tied_matrix_counts_once(shape: tuple[int, int, int, int, int], unique
 def test_gpt2_small_in_three_conventions() -> None:
     card = read("gpt2", n_embd=768, n_layer=12, n_head=12, n_positions=1024, n_ctx=1024, vocab_size=50257)
     model = assemble(card)
-    weights = model.named_weights
+    weights = model.named_stored
     positions = weights["decoder.position.table.weight"][0] * 768
     table = weights["embed.weight"][0] * 768
     assert (model.params, model.params - positions, model.params - positions - table) == (

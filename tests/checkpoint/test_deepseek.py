@@ -178,7 +178,7 @@ def test_experts_have_the_gradients_of_the_original(name: str) -> None:
     ours = {n: p.grad for n, p in lm.net.named_parameters()}
     family = FAMILIES[config(name)["model_type"]]
     compared = 0
-    for link in links(family.rows(lm.card), lm.parts.named_weights):
+    for link in links(family.rows(lm.card), lm.parts.named_stored):
         if link.theirs[0] in theirs:
             for their_name, grad in zip(link.theirs, link.transform.save([ours[n] for n in link.ours]), strict=True):
                 torch.testing.assert_close(grad, theirs[their_name], atol=2e-3, rtol=2e-3)

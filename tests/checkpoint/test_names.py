@@ -173,7 +173,7 @@ def test_every_family_has_a_case() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_table_covers_every_weight_once_and_goes_both_ways(name: str) -> None:
     family, card = CASES[name]
-    weights = assemble(card).named_weights
+    weights = assemble(card).named_stored
     table = links(family.rows(card), weights)
     assert Counter(n for link in table for n in link.ours) == Counter(dict.fromkeys(weights, 1))
     foreign = foreign_shapes(table, weights)
@@ -244,7 +244,7 @@ COUNTS |= {"gguf llama": 21, "gguf llama tied": 20, "gguf mixtral": 23}
 
 def foreign_of(name: str) -> dict[str, Shape]:
     family, card = CASES[name]
-    weights = assemble(card).named_weights
+    weights = assemble(card).named_stored
     return foreign_shapes(links(family.rows(card), weights), weights)
 
 
@@ -260,7 +260,7 @@ def test_known_number_of_tensors(name: str) -> None:
 
 def test_queries_come_before_keys_before_values() -> None:
     family, card = CASES["gpt2"]
-    table = links(family.rows(card), assemble(card).named_weights)
+    table = links(family.rows(card), assemble(card).named_stored)
     fused = next(link for link in table if link.theirs == ("transformer.h.1.attn.c_attn.weight",))
     assert fused.ours == tuple(f"decoder.blocks.1.attn.{p}.weight" for p in "qkv")
 

@@ -116,7 +116,7 @@ def test_a_tied_gptj_head_keeps_its_bias_under_its_name() -> None:
     from scantling.checkpoint.names import foreign_shapes, links
 
     card = read(GPTJ, tie_word_embeddings=True)
-    weights = sc.assemble(card).named_weights
+    weights = sc.assemble(card).named_stored
     shapes = foreign_shapes(links(FAMILIES["gptj"].rows(card), weights), weights)
     assert shapes["lm_head.bias"] == (131,)
     assert "lm_head.weight" not in shapes

@@ -17,8 +17,8 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import AliasEvent, CollectionStartEvent, DocumentStartEvent, ScalarEvent
 from ruamel.yaml.representer import SafeRepresenter
 
-from scantling.cards.rules import complete, shown
-from scantling.cards.schema import Card, Layer
+from scantling.cards.rules import SIDES, complete, shown
+from scantling.cards.schema import Card, Layer, Side
 from scantling.errors import ScantlingInputError, nearest
 
 MAX_BYTES = 256 * 1024
@@ -72,17 +72,24 @@ def from_dict(data: Any, where: str) -> Card:
 
 
 def _with_patterns(data: Any) -> Any:
-    """Each section of a pattern laid over the card's own, where both are of one kind."""
-    if not isinstance(data, Mapping) or not isinstance(data.get("pattern"), list):
+    """Each section of a pattern or a side laid over the card's own, where both are of one kind."""
+    if not isinstance(data, Mapping):
         return data
-    layers = [_laid_over(data, layer) if isinstance(layer, Mapping) else layer for layer in data["pattern"]]
-    return {**data, "pattern": layers}
+    merged = dict(data)
+    if isinstance(data.get("pattern"), list):
+        merged["pattern"] = [_laid_over(data, x) if isinstance(x, Mapping) else x for x in data["pattern"]]
+    for side in SIDES:
+        if isinstance(data.get(side), Mapping):
+            merged[side] = _laid_over(data, data[side])
+    return merged
 
 
 def _laid_over(card: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer's or a side's sections with the keys of the card's own under them; `cross` lies over attention."""
     merged = dict(layer)
-    for key, section in layer.items():
-        base = card.get(key)
+    # The decoder's attention is laid over the card's first: cross lies on the result.
+    for key, section in sorted(layer.items(), key=lambda item: item[0] == "cross"):
+        base = merged.get("attention", card.get("attention")) if key == "cross" else card.get(key)
         if isinstance(section, Mapping) and isinstance(base, Mapping):
             same = section.get("kind", base.get("kind")) == base.get("kind")
             merged[key] = {**base, **section} if same else section
@@ -95,16 +102,21 @@ def to_yaml(card: Card) -> str:
     if card.pattern:
         layers = ", ".join(_flow(_differences(card, layer)) for layer in card.pattern)
         lines.append(f"pattern: [{layers}]\n")
+    for name in SIDES:
+        if (side := getattr(card, name)) is not None:
+            lines.append(f"{name}: {_flow(_differences(card, side))}\n")
     return "".join(lines)
 
 
-def _differences(card: Card, layer: Layer) -> dict[str, Any]:
-    """A layer of a pattern without what the card says already."""
-    stated: dict[str, Any] = {"times": layer.times} if layer.times != 1 else {}
-    for key in ("attention", "position", "mlp"):
-        section, base = getattr(layer, key), getattr(card, key)
-        if section is None:
+def _differences(card: Card, layer: Layer | Side) -> dict[str, Any]:
+    """A layer of a pattern, or a side, without what the card says already."""
+    stated: dict[str, Any] = {}
+    for field in msgspec.structs.fields(layer):
+        key, section = field.name, getattr(layer, field.name)
+        if not isinstance(section, msgspec.Struct):
+            stated |= {} if section == field.default else {key: section}
             continue
+        base = (layer.attention or card.attention) if isinstance(layer, Side) and key == "cross" else getattr(card, key)
         if type(section) is not type(base):
             stated[key] = _stated(section)
             continue
@@ -123,7 +135,7 @@ def _stated(section: msgspec.Struct) -> dict[str, Any]:
     for field in msgspec.structs.fields(section):
         value = getattr(section, field.name)
         default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-        if value != default and field.name != "pattern":
+        if value != default and field.name not in ("pattern", *SIDES):
             stated[field.name] = _stated(value) if isinstance(value, msgspec.Struct) else value
     return stated
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import reprlib
+from typing import Any
 
 from msgspec.structs import replace
 
+from scantling.cards import family
 from scantling.cards.schema import (
     Card,
     DynamicScaling,
@@ -20,11 +22,14 @@ from scantling.cards.schema import (
     Plain,
     QKNorm,
     RoPE,
+    Side,
     YarnScaling,
 )
 from scantling.errors import ScantlingInputError
 
 MAX_PARAMS = 10**15
+SIDES = ("encoder", "decoder")
+"""The stacks of an encoder-decoder, in the order of execution."""
 
 
 def complete(card: Card) -> Card:
@@ -38,13 +43,15 @@ def complete(card: Card) -> Card:
         _refuse(card, "norm.at", card.norm.at, "name one or more of in, res, out, each once")
     _residual(card)
     inner = card.embedding.norm
-    if inner is not None and (inner.at != ["in"] or inner.final is not None):
-        _refuse(card, "embedding.norm", "given at or final", "it stands in one place only: leave both out")
+    if inner is not None and (inner.at != ["in"] or inner.final is not None or inner.skip_first):
+        _refuse(card, "embedding.norm", "given at, final or skip_first", "it stands in one place only: leave them out")
     if card.embedding.scale_rounded and card.embedding.scale is None:
         _refuse(card, "embedding.scale_rounded", True, "there is no embedding.scale that it could round")
     done = replace(card, attention=attention, mlp=_mlp(card, card.mlp))
     if isinstance(card.position, RoPE):
         done = replace(done, position=_rope(card, card.position, attention))
+    done = replace(done, **{name: _side(card, name) for name in SIDES}, head=family.head(card, _refuse))
+    family.check(done, _refuse)
     return replace(done, pattern=[_layer(done, i, layer) for i, layer in enumerate(card.pattern)])
 
 
@@ -63,12 +70,25 @@ def _layer(card: Card, i: int, layer: Layer) -> Layer:
     return replace(layer, attention=None if layer.attention is None else attention, position=position, mlp=mlp)
 
 
+def _side(card: Card, name: str) -> Side | None:
+    side: Side | None = getattr(card, name)
+    if side is None:
+        return None
+    given = {key: getattr(side, key) for key in ("attention", "cross") if getattr(side, key) is not None}
+    filled: dict[str, Any] = {key: _attention(card, section, f"{name}.", key) for key, section in given.items()}
+    if isinstance(card.position, RoPE) and "attention" in filled:
+        _rope(card, card.position, filled["attention"], f"{name}.")
+    return replace(side, mlp=None if side.mlp is None else _mlp(card, side.mlp, f"{name}."), **filled)
+
+
 def _residual(card: Card) -> None:
     residual = card.residual
     if residual.shared_norm and not residual.parallel:
         _refuse(card, "residual.shared_norm", True, "only parallel sublayers can share a norm")
     if residual.parallel and card.norm.at != ["in"]:
         _refuse(card, "norm.at", card.norm.at, "parallel sublayers are normed at in")
+    if card.norm.skip_first and (residual.parallel or "in" not in card.norm.at):
+        _refuse(card, "norm.skip_first", True, "it needs sequential sublayers that are normed at in")
     if residual.from_norm and (residual.parallel or "in" not in card.norm.at):
         _refuse(card, "residual.from_norm", True, "it needs sequential sublayers that are normed at in")
 
@@ -78,25 +98,27 @@ def _qk_norm(card: Card, norm: QKNorm | None, at: str) -> None:
         return
     for key, kind in (("bias", "layernorm"), ("plus_one", "rmsnorm")):
         if getattr(norm, key) and (norm.kind != kind or norm.over == "each_head"):
-            _refuse(card, f"{at}attention.qk_norm.{key}", True, f"only a {kind} over head or width can have it")
+            _refuse(card, f"{at}qk_norm.{key}", True, f"only a {kind} over head or width can have it")
 
 
-def _attention(card: Card, attention: MultiHead | Latent, at: str = "") -> MultiHead | Latent:
+def _attention(
+    card: Card, attention: MultiHead | Latent, at: str = "", section: str = "attention"
+) -> MultiHead | Latent:
     if isinstance(attention, Latent):
         return _latent(card, attention, at)
-    _qk_norm(card, attention.qk_norm, at)
+    _qk_norm(card, attention.qk_norm, f"{at}{section}.")
     heads = attention.n_heads
     kv_heads = heads if attention.n_kv_heads is None else attention.n_kv_heads
     if heads % kv_heads:
-        _refuse(card, f"{at}attention.n_kv_heads", kv_heads, f"it must divide n_heads {heads}")
+        _refuse(card, f"{at}{section}.n_kv_heads", kv_heads, f"it must divide n_heads {heads}")
     d_head = attention.d_head
     if d_head is None:
         if card.d_model % heads:
             better = f"n_heads must divide d_model {card.d_model}, or d_head must be given"
-            _refuse(card, f"{at}attention.n_heads", heads, better)
+            _refuse(card, f"{at}{section}.n_heads", heads, better)
         d_head = card.d_model // heads
     if len(set(attention.bias)) != len(attention.bias):
-        _refuse(card, f"{at}attention.bias", attention.bias, "name each projection once")
+        _refuse(card, f"{at}{section}.bias", attention.bias, "name each projection once")
     return replace(attention, n_kv_heads=kv_heads, d_head=d_head)
 
 

@@ -15,7 +15,7 @@ Layers: TypeAlias = Annotated[int, Meta(ge=0, le=1024)]
 Rows: TypeAlias = Annotated[int, Meta(ge=1, le=2**24)]
 Positive: TypeAlias = Annotated[float, Meta(gt=0, le=1e12)]
 Chance: TypeAlias = Annotated[float, Meta(ge=0, lt=1)]
-Act: TypeAlias = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "relu2", "silu"]
+Act: TypeAlias = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "relu2", "silu", "tanh"]
 Projection: TypeAlias = Literal["q", "k", "v", "o"]
 Place: TypeAlias = Literal["in", "res", "out"]
 Dtype: TypeAlias = Literal["float32", "float16", "bfloat16", "unknown"]
@@ -104,9 +104,13 @@ class Sinusoidal(Section, tag_field="kind", tag="sinusoidal"):
 
     Attributes:
         theta: base of the wavelengths.
+        halves: all sines, then all cosines, instead of each pair side by side (Marian).
+        table: the waves are kept as a table of `context` rows, which is counted and never trained (Marian).
     """
 
     theta: Positive = 10000.0
+    halves: bool = False
+    table: bool = False
 
 
 class Learned(Section, tag_field="kind", tag="learned"):
@@ -116,10 +120,27 @@ class Learned(Section, tag_field="kind", tag="learned"):
         offset: rows that stand before position 0 in addition (OPT and BART 2, RoBERTa its padding id + 1).
         from_mask: where no positions are given, real tokens are counted and padding is not (OPT); without it every
             column counts.
+        pad_id: where no positions are given, tokens other than this one are counted, and it stands one row below
+            position 0 (RoBERTa).
     """
 
     offset: Annotated[int, Meta(ge=0, le=1024)] = 0
     from_mask: bool = False
+    pad_id: Annotated[int, Meta(ge=0, le=2**24)] | None = None
+
+
+class Relative(Section, tag_field="kind", tag="relative"):
+    """A learned shift of the scores for each bucket of distances and each head, shared by all layers of a stack (T5,
+    arXiv:1910.10683, section 2.1).
+
+    Attributes:
+        buckets: of distances; half of them are for keys after the query where a layer reads both ways. The small
+            distances have a bucket each, the larger ones share buckets that grow with the logarithm.
+        max_distance: from here on all distances share the last bucket.
+    """
+
+    buckets: Annotated[int, Meta(ge=4, le=4096)] = 32
+    max_distance: Size = 128
 
 
 class ALiBi(Section, tag_field="kind", tag="alibi"):
@@ -217,12 +238,14 @@ class RMSNorm(Section, tag_field="kind", tag="rmsnorm"):
         at: where a sublayer is normalised: in (pre-norm), out (post-norm), res (before the addition).
         plus_one: the gain is 1 + weight (Gemma).
         final: the stack ends in a norm; default yes unless `at` has out.
+        skip_first: the first sublayer of a stack reads the stream as it is (ModernBERT).
     """
 
     eps: Positive
     at: list[Place] = field(default_factory=lambda: ["in"])
     plus_one: bool = False
     final: bool | None = None
+    skip_first: bool = False
 
 
 class LayerNorm(Section, tag_field="kind", tag="layernorm"):
@@ -233,12 +256,14 @@ class LayerNorm(Section, tag_field="kind", tag="layernorm"):
         at: where a sublayer is normalised: in (pre-norm), out (post-norm), res (before the addition).
         bias: with a shift.
         final: the stack ends in a norm; default yes unless `at` has out.
+        skip_first: the first sublayer of a stack reads the stream as it is (ModernBERT).
     """
 
     eps: Positive
     at: list[Place] = field(default_factory=lambda: ["in"])
     bias: bool = True
     final: bool | None = None
+    skip_first: bool = False
 
 
 class Residual(Section):
@@ -329,28 +354,80 @@ class Embedding(Section):
         scale_rounded: the factor is rounded to the vectors' dtype first (Gemma), which shows in bfloat16.
         vocab_multiple: the table's rows are vocab_size rounded up to a multiple of this.
         width: of the table, where it is not d_model: a projection widens it (and narrows it again for a tied head).
+        widen: before positions and norm are added, or after (ELECTRA), when both are as narrow as the table.
+        widen_bias: the projection has a shift.
         norm: on the sum of token and position vectors; kind and eps as for the blocks; default none.
+        types: kinds of tokens that have a vector each, added to the token's (BERT's segments); default none.
+        shared: an encoder-decoder has one table for source and target.
     """
 
     scale: Positive | None = None
     scale_rounded: bool = False
     vocab_multiple: Rows = 1
     width: Width | None = None
+    widen: Literal["before", "after"] = "before"
+    widen_bias: bool = False
     norm: RMSNorm | LayerNorm | None = None
+    types: Annotated[int, Meta(ge=1, le=4096)] | None = None
+    shared: bool = True
+
+
+class Transform(Section):
+    """A matrix, an activation and (if `norm`) a norm of the card's kind, before the output.
+
+    Attributes:
+        bias: the matrix has a shift.
+    """
+
+    act: Act
+    norm: bool = False
+    bias: bool = True
 
 
 class Head(Section):
     """The output.
 
     Attributes:
-        bias: a shift per token.
+        kind: lm scores the vocabulary at every position; tokens gives each token one of `n_labels`; sequence gives the
+            text one; replaced says of each token whether it was replaced (ELECTRA); embedding gives the text's vector;
+            none gives the stream.
+        bias: a shift per score.
+        bias_fixed: that shift is stored with the weights and never trained (BART, Marian).
         scale: factor on the stream before the matrix; default none.
         softcap: c in c * tanh(logits / c); default none.
+        transform: before the matrix; its result is as wide as what the matrix reads. Default none.
+        spare: the transform is kept and its result is not read (all-MiniLM has BERT's pooler and takes the mean).
+        pool: what stands for the text: the first token, the mean of all real tokens, or the last real token.
+        normalize: the text's vector is divided by its length.
+        n_labels: of the kinds tokens and sequence.
+        scores: labels exclude each other (softmax) or not (sigmoid).
     """
 
+    kind: Literal["lm", "tokens", "sequence", "replaced", "embedding", "none"] = "lm"
     bias: bool = False
+    bias_fixed: bool = False
     scale: Positive | None = None
     softcap: Positive | None = None
+    transform: Transform | None = None
+    spare: bool = False
+    pool: Literal["first", "mean", "last"] | None = None
+    normalize: bool = False
+    n_labels: Width | None = None
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+
+
+class Side(Section):
+    """What differs in one of the two stacks; sections as in the card, their keys laid over the card's own.
+
+    Attributes:
+        n_layers: blocks of this stack.
+        cross: attention from the decoder to the encoder; default as the decoder's own, without reach and positions.
+    """
+
+    n_layers: Layers | None = None
+    attention: MultiHead | None = None
+    mlp: Plain | Gated | MoE | None = None
+    cross: MultiHead | None = None
 
 
 class Layer(Section):
@@ -409,28 +486,31 @@ class Card(Section):
 
     Attributes:
         family: which stacks exist.
-        n_layers: blocks L; 0 is a model without any exchange between tokens.
+        n_layers: blocks L of each stack; 0 is a model without any exchange between tokens.
         d_model: width d of the residual stream.
         vocab_size: tokens V that exist.
         context: longest sequence T_max.
         tied: the head's matrix is the embedding table.
         pattern: layers that differ, repeated until there are n_layers; default all alike.
+        encoder, decoder: of an encoder-decoder, where the two stacks differ.
         dtype: in which the weights are stored.
     """
 
     name: str
-    family: Literal["decoder"]
+    family: Literal["decoder", "encoder", "encoder-decoder"]
     n_layers: Layers
     d_model: Width
     vocab_size: Rows
     context: Size
     attention: MultiHead | Latent
-    position: NoPosition | Sinusoidal | Learned | RoPE | ALiBi
+    position: NoPosition | Sinusoidal | Learned | RoPE | ALiBi | Relative
     norm: RMSNorm | LayerNorm
     mlp: Plain | Gated | MoE
     tied: bool
     residual: Residual = Residual()
     pattern: list[Layer] = []
+    encoder: Side | None = None
+    decoder: Side | None = None
     embedding: Embedding = Embedding()
     head: Head = Head()
     dropout: Dropout = Dropout()

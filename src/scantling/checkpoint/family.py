@@ -24,6 +24,9 @@ class Family:
         tied_by_default: when the config does not say.
         extra_layers: config key of how many layers the files have beyond the model's own, or None: they predict tokens
             further ahead in training or for drafting, and no logits depend on them.
+        stacks: the card's family: decoder, encoder or encoder-decoder.
+        renamed: old spellings in tensor names, as (pattern, replacement) of `re.sub`.
+        absent: patterns of tensor names, without the prefix, that some files leave out where all their numbers are 0.
     """
 
     card: Callable[[Keys], dict[str, Any]]
@@ -33,3 +36,6 @@ class Family:
     irrelevant: frozenset[str] = frozenset()
     tied_by_default: bool = True
     extra_layers: str | None = None
+    stacks: str = "decoder"
+    renamed: Sequence[tuple[str, str]] = ()
+    absent: Sequence[str] = ()

@@ -53,7 +53,9 @@ def card_of_config(data: Mapping[str, Any], name: str, where: str) -> Card:
     if method := _quantised(data, where):
         note = f"stored quantised ({method}); sizes are those of the numbers that the blocks stand for"
         sections["source"] = {"config": f"config.json of {name}", "note": note}
-    return from_dict({"name": name, "family": "decoder", **sections}, where)
+    if sections.get("head", {}).get("kind", "lm") != "lm":
+        sections["tied"] = False
+    return from_dict({"name": name, "family": kind.stacks, **sections}, where)
 
 
 def end_ids(path: Path) -> frozenset[int]:
@@ -63,6 +65,22 @@ def end_ids(path: Path) -> frozenset[int]:
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in listed):
         raise ScantlingInputError(f"{path}: eos_token_id is {shown(found)}; an id or a list of ids is needed")
     return frozenset(listed)
+
+
+def start_id(path: Path) -> int | None:
+    """What a target begins with, by the config; None where it does not say."""
+    found = read_json(path).get("decoder_start_token_id")
+    if found is not None and (not isinstance(found, int) or isinstance(found, bool) or found < 0):
+        raise ScantlingInputError(f"{path}: decoder_start_token_id is {shown(found)}; an id is needed")
+    return found
+
+
+def labels(path: Path, card: Card) -> tuple[str, ...]:
+    """Names of the labels that the card's head scores, by the config; numbers where it has no names."""
+    count = card.head.n_labels or 0
+    found = read_json(path).get("id2label")
+    named = found if isinstance(found, Mapping) else {}
+    return tuple(str(named.get(str(i), f"LABEL_{i}"))[:200] for i in range(count))
 
 
 def beyond(path: Path, kind: Family, n_layers: int) -> tuple[str, ...]:

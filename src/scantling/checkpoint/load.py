@@ -14,7 +14,7 @@ from scantling.checkpoint.find import Found, config_path
 from scantling.checkpoint.gguf import read_gguf
 from scantling.checkpoint.gguf_values import dequantise
 from scantling.checkpoint.header import TensorInfo
-from scantling.checkpoint.hf_config import beyond, end_ids, read_config
+from scantling.checkpoint.hf_config import beyond, end_ids, labels, read_config, start_id
 from scantling.checkpoint.names import Link, foreign_shapes, links, match
 from scantling.checkpoint.sharded import read_checkpoint
 from scantling.errors import ScantlingInputError, need
@@ -34,12 +34,16 @@ class Loaded:
         tensors: by our names, all of one dtype.
         notes: what a user should know: prefixes removed, tensors passed over, dtypes mixed.
         eos_ids: ids that end a text, by config.json.
+        start_id: what a target begins with, by config.json.
+        labels: names of what a classifier tells apart, by config.json.
     """
 
     card: Card
     tensors: dict[str, Tensor]
     notes: tuple[str, ...]
     eos_ids: frozenset[int] = frozenset()
+    start_id: int | None = None
+    labels: tuple[str, ...] = ()
 
 
 def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Loaded:
@@ -60,7 +64,8 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
     table = links(kind.rows(card), weights)
     shapes = {name: info.shape for name, info in header.tensors.items()}
     ignored = (*kind.ignored, *beyond(config, kind, card.n_layers))
-    names, extra = match(shapes, foreign_shapes(table, weights), kind.prefix, ignored, str(where))
+    wanted = foreign_shapes(table, weights)
+    names, extra = match(shapes, wanted, kind.prefix, ignored, str(where), kind.renamed, kind.absent)
     notes = [*header.notes, *_wrapper_notes(names)]
     read = _reader(header.tensors)
     head = {name for name in extra if name in ("lm_head.weight", f"{kind.prefix}lm_head.weight")}
@@ -72,8 +77,13 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
             f"{where}: tensor {extra[0]!r}{more} is not part of the model that the config describes"
         )
     target, mixed = _dtype([header.tensors[name] for name in names.values()], dtype)
-    tensors = _translate(table, weights, lambda name: read(names[name]).to(target))
-    return Loaded(card, tensors, (*notes, *mixed), end_ids(config))
+    zeros = need("torch", "load weights").zeros
+    tensors = _translate(
+        table,
+        weights,
+        lambda name: read(names[name]).to(target) if name in names else zeros(wanted[name], dtype=target),
+    )
+    return Loaded(card, tensors, (*notes, *mixed), end_ids(config), start_id(config), labels(config, card))
 
 
 def load_gguf(found: Found, weights_of: Weights, dtype: str | None) -> Loaded:

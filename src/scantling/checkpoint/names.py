@@ -218,7 +218,13 @@ WRAPPERS = ("_orig_mod.", "module.")
 
 
 def match(
-    found: Mapping[str, Shape], wanted: Mapping[str, Shape], prefix: str, ignored: Sequence[str], where: str
+    found: Mapping[str, Shape],
+    wanted: Mapping[str, Shape],
+    prefix: str,
+    ignored: Sequence[str],
+    where: str,
+    renamed: Sequence[tuple[str, str]] = (),
+    absent: Sequence[str] = (),
 ) -> tuple[dict[str, str], list[str]]:
     """Which tensor of the file is which of the table.
 
@@ -226,6 +232,8 @@ def match(
         found, wanted: names and shapes in the file and in the table.
         prefix: the base model's name, which some files leave out.
         ignored: patterns of names that carry no weights.
+        renamed: old spellings, as (pattern, replacement) of `re.sub`.
+        absent: patterns of names in the table that the file may lack.
 
     Returns:
         (table name -> file name, names in the file that the table does not know).
@@ -239,6 +247,8 @@ def match(
         bare = name
         while wrapper := next((w for w in WRAPPERS if bare.startswith(w)), None):
             bare = bare[len(wrapper) :]
+        for pattern, replacement in renamed:
+            bare = re.sub(pattern, replacement, bare)
         full = bare if bare in wanted else prefix + bare
         if full in names:
             raise ScantlingInputError(f"{where}: {names[full]!r} and {name!r} are one tensor under two names; keep one")
@@ -246,7 +256,8 @@ def match(
             names[full] = name
         elif not any(re.fullmatch(pattern, bare.removeprefix(prefix)) for pattern in ignored):
             extra.append(name)
-    missing = [name for name in wanted if name not in names]
+    optional = [name for name in wanted if any(re.fullmatch(p, name.removeprefix(prefix)) for p in absent)]
+    missing = [name for name in wanted if name not in names and name not in optional]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         unknown = f"; the file has {extra[0]!r}, which the model does not know" if extra else ""

@@ -39,11 +39,19 @@ def _json(card: Card, c: Count) -> dict[str, Any]:
         "name": card.name,
         "total_params": c.total,
         "active_params": c.active,
+        "buffers": c.buffers,
         "non_embedding_params": c.total - c.embedding - c.by_part.get("position", 0),
         "by_part": c.by_part,
         "per_layer": [
-            {"layer": i, "period": period, "repeat": times, "params": sum(parts.values()), "by_part": parts}
-            for i, period, times, parts in c.per_layer
+            {
+                "stack": run.stack,
+                "layer": run.first,
+                "period": run.period,
+                "repeat": run.times,
+                "params": sum(run.by_part.values()),
+                "by_part": run.by_part,
+            }
+            for run in c.per_layer
         ],
         "shortcut": c.shortcut,
         "shortcut_error": c.shortcut / c.total - 1 if c.total else 0.0,
@@ -70,17 +78,18 @@ def _one(card: Card, c: Count) -> None:
     show.say(f"{card.name}: {c.total:,} parameters ({count_text(c.total)})")
     if c.active != c.total:
         show.say(f"active per token: {c.active:,} ({count_text(c.active)})")
+    if c.buffers:
+        show.say(f"stored besides, trained by no gradient: {c.buffers:,}")
     if card.published:
         show.say(f"published: {card.published.params:,} ({card.published.where})")
     show.say()
     show.table(("part", "parameters", "share"), [(p, n, f"{100 * n / c.total:.2f} %") for p, n in c.by_part.items()])
-    headings = list(dict.fromkeys(role for *_, parts in c.per_layer for role in parts))
+    headings = list(dict.fromkeys(role for run in c.per_layer for role in run.by_part))
     rows = []
-    for i, period, times, parts in c.per_layer:
-        layers = (
-            f"{i}" if times == 1 else f"{i} .. {i + (times - 1) * period}" + (f" by {period}" if period > 1 else "")
-        )
-        rows.append((layers, times, *(parts.get(role, 0) for role in headings), sum(parts.values())))
+    for run in c.per_layer:
+        last, step = run.first + (run.times - 1) * run.period, f" by {run.period}" if run.period > 1 else ""
+        layers = f"{run.stack} {run.first}" + ("" if run.times == 1 else f" .. {last}{step}")
+        rows.append((layers, run.times, *(run.by_part.get(role, 0) for role in headings), sum(run.by_part.values())))
     if rows:
         show.table(("layer", "repeat", *headings, "one layer"), rows)
     tables = "V d" if card.tied else "2 V d"

@@ -45,7 +45,7 @@ def command(
     activations = weights_dtype(dtype)
     parts = assemble(card)
     steps = list(parts.steps(w))
-    params, forward = total(steps, "params"), total(steps, "flops")
+    params, forward = parts.params, total(steps, "flops")
     kept = parts.named_state(w)
     cache = 0 if train else sum(_bytes(s, activations) * s.repeat for s in steps if s.path in kept)
     if as_json:

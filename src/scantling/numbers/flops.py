@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from scantling.errors import ScantlingInputError
 from scantling.parts.part import Step, Workload, total
 from scantling.parts.transformer import Transformer
 
@@ -79,7 +80,7 @@ def _by_part(model: Transformer, steps: list[Step]) -> dict[str, int]:
     for step in steps:
         path, _, point = step.path.partition(":")
         role = roles[path]
-        if role == "attention":
+        if role in ("attention", "cross_attention"):
             role = "scores and mix" if point else "attention projections"
         sums[role] += step.flops * step.repeat
     return {role: n for role, n in sums.items() if n}
@@ -96,6 +97,8 @@ def _crossover(model: Transformer) -> int | None:
 
 def decode(model: Transformer, past: int, tokens: int) -> int:
     """FLOPs of `tokens` decode steps, the first of which reads `past` cached positions and itself."""
+    if model.decoder is None:
+        raise ScantlingInputError("an encoder has no decode steps")
     first, last = (total(model.steps(Workload(past=p)), "flops") for p in (past, past + tokens - 1))
     # Every position more costs each step the same, so the steps form an arithmetic series.
     return (first + last) * tokens // 2

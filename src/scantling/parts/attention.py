@@ -64,6 +64,9 @@ class Attention(Part):
         return {"sinks": 0.0}
 
     def state(self, w: Workload) -> Mapping[str, Shape]:
+        if not self.visibility.causal:
+            # Every later token would change what the earlier ones are, so nothing is worth keeping.
+            return {}
         kept = (w.batch, self.n_kv_heads, w.keys, self.d_head)
         return {"keys": kept, "values": kept}
 
@@ -87,13 +90,14 @@ class Attention(Part):
             for name, shape in (("q", queries), ("k", new)):
                 note = "Turns pairs of channels by the position: no parameters."
                 yield Step(f":{name}_rotated", f"RoPE on {name}", shape, formula="x cos + rot(x) sin", note=note)
-        if not w.training:
+        if self.visibility.causal and not w.training:
             yield Step(":keys", "keys in the cache", kept, formula="S = P + T", note="Kept for later tokens.")
             yield Step(":values", "values in the cache", kept, formula="S = P + T", note="Kept for later tokens.")
         if self.sinks:
             note = "A score per head that takes weight and gives no value."
             yield Step(":sinks", "attention sinks", (self.n_heads,), self.n_heads, formula="s_h", note=note)
-        yield from mix_steps(w, self.visibility, self.n_heads, self.n_kv_heads, self.d_head, self.d_head)
+        pairs = self.visibility.pairs(w.tokens, w.past)
+        yield from mix_steps(w, w.keys, pairs, self.n_heads, self.n_kv_heads, self.d_head, self.d_head)
         note = "The heads' results side by side."
         yield Step(":merged", "merge heads", (b, t, self.n_heads * d), formula="(B,H,T,D) -> (B,T,H*D)", note=note)
         yield from self.steps_of("o", w, "W_O", "Writes what was read back to the stream's width.")
@@ -122,7 +126,8 @@ class Attention(Part):
         if self.position.turned:
             q = ctx.mark(net, "q_rotated", ctx.rotate(q, self.position))
             k = ctx.mark(net, "k_rotated", ctx.rotate(k, self.position))
-        k, v = ctx.remember(net, "keys", k), ctx.remember(net, "values", v)
+        if self.visibility.causal:
+            k, v = ctx.remember(net, "keys", k), ctx.remember(net, "values", v)
         sinks = ctx.mark(net, "sinks", net.sinks) if self.sinks else None
         mixed = ctx.attend(net, q, k, v, self, sinks)
         merged = ctx.mark(net, "merged", mixed.transpose(1, 2).reshape(b, t, self.n_heads * self.d_head))
@@ -141,11 +146,16 @@ class Attention(Part):
 
 
 def mix_steps(
-    w: Workload, visibility: Visibility, n_heads: int, n_kv_heads: int, d_head: int, d_value: int
+    w: Workload, keys: int, seen: int, n_heads: int, n_kv_heads: int, d_head: int, d_value: int
 ) -> Iterator[Step]:
-    """Rows from queries and keys of `d_head` channels and values of `d_value` to the mixed values."""
-    b, h, t, s = w.batch, n_heads, w.tokens, w.keys
-    pairs, visible = 2 * b * h * t * s, 2 * b * h * visibility.pairs(t, w.past)
+    """Rows from queries and keys of `d_head` channels and values of `d_value` to the mixed values.
+
+    Args:
+        keys: S, positions that are read from.
+        seen: how many of the T x S pairs are.
+    """
+    b, h, t, s = w.batch, n_heads, w.tokens, keys
+    pairs, visible = 2 * b * h * t * s, 2 * b * h * seen
     if (group := n_heads // n_kv_heads) > 1:
         stored = w.kernel == "reference"
         note = f"Each KV head serves {group} query heads" + ("." if stored else ": an index, nothing is copied.")

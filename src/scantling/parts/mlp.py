@@ -9,7 +9,7 @@ from typing import Any
 from scantling.parts.leaf import GroupedLinear, Linear
 from scantling.parts.part import Part, Step, Workload
 
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "quick_gelu", "relu2", "silu")
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "quick_gelu", "relu2", "silu", "tanh")
 """Activation names: ``gelu`` is exact (erf), ``gelu_tanh`` its tanh approximation, ``relu2`` the squared ReLU."""
 
 

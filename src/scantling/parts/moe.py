@@ -23,7 +23,8 @@ class Router(Part):
         scores: ``softmax`` over all experts, ``sigmoid`` of each, ``top_softmax`` over the kept ones only.
         normalize: the kept weights are divided by their sum.
         bias: the matrix has a shift.
-        selection_bias: a learned shift that decides who is kept and not with what weight.
+        selection_bias: a stored shift that decides who is kept and not with what weight; it is set by counting, not
+            by gradients, so it is a buffer and no parameter.
         scale: factor on the kept weights.
         groups, top_groups: experts in groups, of which only the best are looked at.
         group_score: ``max`` or ``top2``: a group counts by its best expert or by the sum of its two best.
@@ -49,16 +50,14 @@ class Router(Part):
     def children(self) -> Mapping[str, Part]:
         return {"choose": Linear(self.d_model, self.n_experts, self.bias)}
 
-    def weights(self) -> Mapping[str, Shape]:
+    def buffers(self) -> Mapping[str, Shape]:
         return {"selection_bias": (self.n_experts,)} if self.selection_bias else {}
 
     def steps(self, w: Workload) -> Iterator[Step]:
         yield from self.steps_of("choose", w, "router", "Scores every expert for each token.")
         if self.selection_bias:
             note = "Decides who is chosen, not with what weight."
-            yield Step(
-                ":selection", "selection bias", (*w.rows, self.n_experts), self.n_experts, formula="s + b", note=note
-            )
+            yield Step(":selection", "selection bias", (*w.rows, self.n_experts), formula="s + b", note=note)
         kind = {"softmax": "softmax", "sigmoid": "sigmoid", "top_softmax": "scores, then softmax"}[self.scores]
         formula = f"top-{self.top_k} of {kind}" + (", divided by their sum" if self.normalize else "")
         yield Step(":kept", "choose experts", (*w.rows, self.top_k), formula=formula, note="The weights of the chosen.")

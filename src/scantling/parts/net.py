@@ -28,6 +28,8 @@ class Net(nn.Module):
         self.path = path
         for name, shape in part.weights().items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        for name, shape in part.buffers().items():
+            self.register_buffer(name, torch.empty(shape))
         for name, child in part.children().items():
             at = join(path, name)
             if isinstance(child, tuple):
@@ -59,4 +61,10 @@ def build(part: Part, device: str, dtype: str, seed: int | None) -> nn.Module:
     net = net.to_empty(device=place)
     if seed is not None:
         initialise(net, seed)
+    net.load_state_dict(computed(part), strict=False)
     return net
+
+
+def computed(part: Part) -> dict[str, torch.Tensor]:
+    """The weights of a tree that are computed and not loaded, by their names in the state dict."""
+    return {join(path, name): value for path, p, _ in part.walk() if p.computed for name, value in p.compute().items()}

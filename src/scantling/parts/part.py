@@ -28,6 +28,7 @@ class Workload:
         batch: rows (B).
         tokens: new positions per row (T).
         past: positions already in the cache (P); keys are S = P + T.
+        source: positions of an encoder-decoder's source; default as many as its keys.
         training: no cache, and a loss over every position instead of next-token probabilities.
         kernel: ``fused`` never holds the T x S scores; ``reference`` is plain matmul and softmax.
         lead: leading shape of the activations where it is not (B, T): the rows sent to experts.
@@ -38,6 +39,7 @@ class Workload:
     batch: int = 1
     tokens: int = 1
     past: int = 0
+    source: int | None = None
     training: bool = False
     kernel: str = "fused"
     lead: Shape | None = None
@@ -45,8 +47,10 @@ class Workload:
     unrolled: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("batch", 1), ("tokens", 1), ("past", 0)):
+        for name, least in (("batch", 1), ("tokens", 1), ("past", 0), ("source", 1)):
             value = getattr(self, name)
+            if name == "source" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ScantlingInputError(f"{name} is {value!r}; a whole number of at least {least} is needed")
         if self.kernel not in ("fused", "reference"):
@@ -58,6 +62,11 @@ class Workload:
     def keys(self) -> int:
         """Key positions per row: S = P + T."""
         return self.past + self.tokens
+
+    @property
+    def sources(self) -> int:
+        """Positions of the source."""
+        return self.keys if self.source is None else self.source
 
     @property
     def rows(self) -> Shape:
@@ -134,6 +143,19 @@ class Part:
         """Parameters that the part owns directly."""
         return {}
 
+    def buffers(self) -> Mapping[str, Shape]:
+        """Numbers that are stored with the weights and that no gradient trains: no parameters."""
+        return {}
+
+    @property
+    def computed(self) -> bool:
+        """Whether the part's own weights are computed when it is built: counted, never trained, never stored."""
+        return False
+
+    def compute(self) -> Mapping[str, Any]:
+        """The values of such weights, float32 tensors by name."""
+        return {}
+
     def steps(self, w: Workload) -> Iterator[Step]:
         """Rows of the trace in the order of execution: the only place where a cost is written."""
         raise NotImplementedError(type(self).__name__)
@@ -200,6 +222,18 @@ class Part:
     def named_weights(self) -> dict[str, Shape]:
         """Every parameter of the tree by its name in the state dict."""
         return {join(path, name): shape for path, part, _ in self.walk() for name, shape in part.weights().items()}
+
+    @property
+    def named_buffers(self) -> dict[str, Shape]:
+        """Every buffer of the tree by its name in the state dict."""
+        return {join(path, name): shape for path, part, _ in self.walk() for name, shape in part.buffers().items()}
+
+    @property
+    def named_stored(self) -> dict[str, Shape]:
+        """What a checkpoint holds: every weight that is not computed, and every buffer."""
+        computed = {join(path, name) for path, part, _ in self.walk() if part.computed for name in part.weights()}
+        kept = {name: shape for name, shape in self.named_weights.items() if name not in computed}
+        return kept | self.named_buffers
 
     def named_state(self, w: Workload) -> dict[str, Shape]:
         """Everything the tree keeps between decode steps, by path."""

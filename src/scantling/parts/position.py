@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scantling.parts.leaf import Embedding
-from scantling.parts.part import Part, Step, Workload
+from scantling.parts.part import Part, Shape, Step, Workload
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class Position(Part):
@@ -54,12 +57,14 @@ class Learned(Position):
     Attributes:
         offset: rows of the table before that of position 0.
         from_mask: where no positions are given, real tokens are counted and padding is not.
+        pad_id: where no positions are given, tokens other than this one are counted (RoBERTa).
     """
 
     n_positions: int
     d_model: int
     offset: int = 0
     from_mask: bool = False
+    pad_id: int | None = None
 
     def children(self) -> Mapping[str, Part]:
         return {"table": Embedding(self.n_positions + self.offset, self.d_model)}
@@ -70,7 +75,10 @@ class Learned(Position):
         yield Step(":added", "add positions", (*w.rows, self.d_model), formula="x + P[positions]", note=note)
 
     def embed(self, net: Any, x: Any, ctx: Any) -> Any:
-        places = ctx.counted_positions if self.from_mask else ctx.positions
+        if self.pad_id is not None:
+            places = ctx.counted(self.pad_id)
+        else:
+            places = ctx.counted_positions if self.from_mask else ctx.positions
         return ctx.mark(net, "added", x + net.table(places + self.offset if self.offset else places))
 
 
@@ -79,19 +87,66 @@ class Sinusoidal(Position):
     """Fixed waves added at the bottom (Vaswani et al., arXiv:1706.03762, section 3.5).
 
     Channel 2i is sin(p / theta^(2i/d)), channel 2i + 1 the cosine of the same angle.
+
+    Attributes:
+        halves: all sines come first, then all cosines.
+        rows: the waves are a table of that many rows, counted and never trained; None computes them when needed.
     """
 
     d_model: int
     theta: float = 10000.0
+    halves: bool = False
+    rows: int | None = None
+
+    def children(self) -> Mapping[str, Part]:
+        return {} if self.rows is None else {"table": WaveTable(self.rows, self.d_model, self.theta, self.halves)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
+        if self.rows is not None:
+            yield from self.steps_of(
+                "table", Workload(1, w.tokens), "position lookup", "One fixed vector per position."
+            )
         note, formula = "Now the order shows in the vectors.", "x + [sin, cos](p / theta^(2i/d))"
         yield Step(":added", "add waves", (*w.rows, self.d_model), formula=formula, note=note)
 
     def embed(self, net: Any, x: Any, ctx: Any) -> Any:
-        return ctx.mark(
-            net, "added", x + ctx.waves(inverse_frequencies(self.theta, self.d_model), self.d_model).to(x.dtype)
-        )
+        if self.rows is not None:
+            return ctx.mark(net, "added", x + net.table(ctx.positions))
+        waves = ctx.waves(inverse_frequencies(self.theta, self.d_model), self.d_model, self.halves)
+        return ctx.mark(net, "added", x + waves.to(x.dtype))
+
+
+@dataclass(frozen=True)
+class WaveTable(Part):
+    """Fixed waves as a table that is looked up: (1 or B, T) -> (1 or B, T, d)."""
+
+    rows: int
+    d_model: int
+    theta: float
+    halves: bool
+    role = "position"
+    computed = True
+
+    def weights(self) -> Mapping[str, Shape]:
+        return {"weight": (self.rows, self.d_model)}
+
+    def steps(self, w: Workload) -> Iterator[Step]:
+        yield Step("", "embedding lookup", (*w.rows, self.d_model), self.params, formula="E[positions]")
+
+    def module(self, path: str) -> nn.Module:
+        import torch
+        from torch import nn
+
+        table: nn.Module = nn.Embedding.from_pretrained(torch.empty(self.rows, self.d_model))  # type: ignore[no-untyped-call]
+        return table
+
+    def compute(self) -> Mapping[str, Any]:
+        import torch
+
+        from scantling.tensor.rotate import waves
+
+        frequencies = inverse_frequencies(self.theta, self.d_model)
+        return {"weight": waves(torch.arange(self.rows), frequencies, self.d_model, self.halves)}
 
 
 @dataclass(frozen=True)

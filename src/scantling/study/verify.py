@@ -17,9 +17,9 @@ from scantling.parts.transformer import Transformer
 from scantling.units import DTYPE_BYTES
 from scantling.visibility import Visibility
 
-PREFILL = Workload(batch=2, tokens=11)
-DECODE = Workload(batch=2, tokens=1, past=11)
-TRAINING = Workload(batch=2, tokens=11, training=True)
+PREFILL = Workload(batch=2, tokens=11, source=7)
+DECODE = Workload(batch=2, tokens=1, past=11, source=7)
+TRAINING = Workload(batch=2, tokens=11, source=7, training=True)
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,17 @@ def verify(model: Transformer) -> list[Row]:
     need("torch", "build the model")
     net = model.build(device="meta")
     rows = [*_weights(model, net)]
-    for name, work in (("prefill", PREFILL), ("decode", DECODE), ("training", TRAINING)):
+    passes = {"prefill": PREFILL, "decode": DECODE, "training": TRAINING}
+    if model.decoder is None:
+        del passes["decode"]
+    for name, work in passes.items():
         for kernel in ("reference", "fused"):
             w = replace(work, kernel=kernel)
             executed, counted = _counted(model, net, w)
             what = f"{name}, {kernel} kernel"
             rows.append(_trace(model, w, executed, f"shapes, {what}"))
-            passes = 1 + BACKWARD if w.training else 1
-            rows.append(Row(f"FLOPs, {what}", passes * total(model.steps(w), "flops"), None, counted))
+            times = 1 + BACKWARD if w.training else 1
+            rows.append(Row(f"FLOPs, {what}", times * total(model.steps(w), "flops"), None, counted))
             if w == PREFILL:
                 rows.append(_cache(model, executed))
     return rows
@@ -67,16 +70,16 @@ def verify(model: Transformer) -> list[Row]:
 
 def _weights(model: Transformer, net: Any) -> Iterator[Row]:
     built = {name: tuple(p.shape) for name, p in net.state_dict().items()}
-    yield Row(
-        "parameters",
-        total(model.steps(PREFILL), "params"),
-        sum(p.numel() for p in net.parameters()),
-        sum(p.numel() for p in net.state_dict().values()),
-    )
+    parameters, buffers = (sum(x.numel() for x in tensors) for tensors in (net.parameters(), net.buffers()))
+    stored = sum(x.numel() for x in net.state_dict().values())
+    yield Row("parameters", total(model.steps(PREFILL), "params"), parameters, stored - buffers)
+    if model.named_buffers:
+        predicted = sum(math.prod(shape) for shape in model.named_buffers.values())
+        yield Row("buffers", predicted, buffers, stored - parameters)
     yield Row("parameters by declaration", model.params, sum(p.numel() for p in net.parameters()), None)
     for visibility in sorted({part.visibility for _, part, _ in model.walk() if hasattr(part, "visibility")}, key=repr):
         yield _pairs(visibility)
-    declared = model.named_weights
+    declared = model.named_weights | model.named_buffers
     yield Row("weights, names and shapes", _digest(declared), _digest(built), None)
 
 
@@ -91,8 +94,9 @@ def _pairs(visibility: Visibility) -> Row:
         seen = Seen(visibility, w.past, w.tokens, None, torch.device("cpu"))
         counted += int(seen.rows(0, w.tokens).sum())
     predicted = sum(visibility.pairs(w.tokens, w.past) for w in (PREFILL, DECODE))
-    window = "" if visibility.window is None else f", window {visibility.window}"
-    return Row(f"visible pairs{window}", predicted, None, counted)
+    reach = "" if visibility.causal else ", both ways"
+    reach += "" if visibility.window is None else f", window {visibility.window}"
+    return Row(f"visible pairs{reach}", predicted, None, counted)
 
 
 def _trace(model: Transformer, w: Workload, executed: list[tuple[str, Any]], what: str) -> Row:
@@ -116,7 +120,8 @@ def _counted(model: Transformer, net: Any, w: Workload) -> tuple[list[tuple[str,
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.set_grad_enabled(w.training):
         executed = _run(model, net, w)
         if w.training:
-            executed[-1][1].backward()
+            last = executed[-1][1]
+            (last if last.dim() == 0 else last.sum()).backward()
     return executed, int(counter.get_total_flops())
 
 
@@ -135,13 +140,14 @@ def _run(model: Transformer, net: Any, w: Workload) -> list[tuple[str, Any]]:
 
     device = next(net.parameters()).device
     ids = torch.zeros(w.batch, w.tokens, dtype=torch.int64, device=device)
+    source = ids.new_zeros(w.batch, w.sources) if model.two_stacks and w.past == 0 else None
     cache = None
     if not w.training:
         cache = Cache(model.named_state(w), torch.float32, device)
         cache.advance(w.past)
     ctx = Context.of(ids, cache=cache, kernel_name=w.kernel, training=w.training, recorder=record)
     with _hooked(net, record):
-        logits = net(ids, ctx)
+        logits = net(ids, ctx, source)
     model.outcome(net, ids, logits, ctx)
     return seen
 

@@ -15,14 +15,12 @@ class Cache:
 
     Attributes:
         length: positions filled.
-        capacity: positions allocated.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device | str) -> None:
         """shapes: `Part.named_state` of the model at the full length."""
         self.slots = {path: torch.zeros(shape, dtype=dtype, device=device) for path, shape in shapes.items()}
         self.length = 0
-        self.capacity = min((shape[2] for shape in shapes.values()), default=0)
 
     @property
     def nbytes(self) -> int:
@@ -39,6 +37,15 @@ class Cache:
             )
         slot[:, :, self.length : end] = new
         return slot[:, :, :end]
+
+    def write(self, path: str, whole: Tensor) -> None:
+        """Fill a slot that does not grow: what an encoder-decoder keeps of its source."""
+        slot = self.slots[path]
+        if slot.shape != whole.shape:
+            raise ScantlingInputError(
+                f"the cache holds a source of {slot.shape[2]} positions and this one has {whole.shape[2]}"
+            )
+        slot.copy_(whole)
 
     def advance(self, tokens: int) -> None:
         """Close a pass: `tokens` more positions are filled in every slot."""

@@ -23,6 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu2": lambda x: F.relu(x).square(),
     "silu": F.silu,
+    "tanh": torch.tanh,
 }
 
 
@@ -37,6 +38,11 @@ class Context:
         training: dropout acts, and no cache rows are recorded.
         recorder: called with (path, value) at every capture point; what it returns goes on in its place.
         last_only: the head sees only the last position.
+        types: (B, T) kinds of the tokens; 0 where none are given.
+        ids: (B, T) of the pass, where positions are counted from them.
+        memory: the encoder's output (B, S, d), or None where the cache holds what was made of it.
+        source_padding: (B, S) bool, True at real tokens of the source, or None where all are.
+        labels: targets from outside, where the ids are not their own.
     """
 
     def __init__(
@@ -52,6 +58,9 @@ class Context:
         training: bool = False,
         recorder: Recorder | None = None,
         last_only: bool = False,
+        types: Tensor | None = None,
+        source_padding: Tensor | None = None,
+        labels: Tensor | None = None,
     ) -> None:
         self.batch, self.tokens, self.device = batch, tokens, device
         self.past = 0 if cache is None else cache.length
@@ -60,7 +69,12 @@ class Context:
         )
         self._given = positions is not None
         self.padding, self.cache, self.training, self.recorder = padding, cache, training, recorder
-        self.last_only = last_only
+        self.last_only, self._types, self._labels = last_only, types, labels
+        self.ids: Tensor | None = None
+        self.memory: Tensor | None = None
+        self.source_padding = source_padding
+        self._source: Context | None = None
+        self._kernel_name = kernel_name
         self._kernel = kernel(kernel_name)
         self._fused = kernel_name == "fused"
         self._memo: dict[Any, Any] = {}
@@ -68,7 +82,9 @@ class Context:
     @classmethod
     def of(cls, ids: Tensor, **options: Any) -> Context:
         """The context of a pass over ids (B, T); `options` are those of the constructor."""
-        return cls(ids.shape[0], ids.shape[1], ids.device, **options)
+        context = cls(ids.shape[0], ids.shape[1], ids.device, **options)
+        context.ids = ids
+        return context
 
     @property
     def counted_positions(self) -> Tensor:
@@ -76,6 +92,48 @@ class Context:
         if self._given or self.padding is None:
             return self.positions
         return (self.padding.long().cumsum(-1) - 1).clamp(min=0)[:, self.past :]
+
+    def of_source(self, source: Tensor) -> Context:
+        """The encoder's context for a source (B, S) of this pass."""
+        if self._source is None:
+            self._source = Context.of(
+                source,
+                padding=self.source_padding,
+                kernel_name=self._kernel_name,
+                training=self.training,
+                recorder=self.recorder,
+            )
+        return self._source
+
+    def read(self, memory: Tensor) -> None:
+        """Take the encoder's output (B, S, d) for this pass."""
+        self.memory = memory
+
+    def counted(self, pad_id: int) -> Tensor:
+        """The positions that were given; where none were, those that count tokens other than `pad_id`, which is at -1.
+
+        (1 or B, T).
+        """
+        if self._given or self.ids is None:
+            return self.positions
+        real = (self.ids != pad_id).long()
+        return real.cumsum(-1) * real - 1
+
+    @property
+    def types(self) -> Tensor:
+        """Kinds of the tokens, (B, T)."""
+        if self._types is None:
+            return torch.zeros(self.batch, self.tokens, dtype=torch.int64, device=self.device)
+        return self._types
+
+    def hold(self, key: Any, value: Tensor) -> None:
+        """Keep a value for the rest of this pass."""
+        self._memo["held", key] = value
+
+    def held(self, key: Any) -> Tensor:
+        """What was kept under `key`."""
+        value: Tensor = self._memo["held", key]
+        return value
 
     def mark(self, net: Any, point: str, value: Tensor) -> Tensor:
         """A capture point: ``net.path:point``."""
@@ -110,17 +168,58 @@ class Context:
             tilt, place = tilt.bfloat16(), place.bfloat16()
             return lambda start, end: (tilt * place[:, None, None, :]).float() * scale
         query = key[0, self.past :]
-        return lambda start, end: (tilt * (key - query[start:end, None]) * scale)[None]
+        return lambda start, end: (tilt * -(key - query[start:end, None]).abs() * scale)[None]
 
-    def waves(self, frequencies: Sequence[float], width: int) -> Tensor:
+    def buckets(self, n: int, max_distance: int, both_ways: bool) -> Tensor:
+        """T5's bucket of every distance key - query of this pass, from -(S - 1) to T - 1: (S + T - 1)."""
+        distances = torch.arange(1 - self.past - self.tokens, self.tokens, device=self.device)
+        return rotate.buckets(distances, n, max_distance, both_ways)
+
+    def shifts(self, by_distance: Tensor) -> BiasRows:
+        """Rows of a shift that depends on the distance alone; by_distance (S + T - 1, H) as `buckets` orders it."""
+        key = torch.arange(self.past + self.tokens, device=self.device)
+        query, nearest = key[self.past :], self.past + self.tokens - 1
+
+        def rows(start: int, end: int) -> Tensor:
+            return by_distance[key - query[start:end, None] + nearest].permute(2, 0, 1)[None]
+
+        return rows
+
+    def waves(self, frequencies: Sequence[float], width: int, halves: bool = False) -> Tensor:
         """Sinusoidal vectors of this pass's positions: (1 or B, T, width)."""
-        return rotate.waves(self.positions, frequencies, width)
+        return rotate.waves(self.positions, frequencies, width, halves)
 
     def remember(self, net: Any, name: str, new: Tensor) -> Tensor:
         """new (B, H_kv, T, D) behind what the cache holds: (B, H_kv, past + T, D)."""
         if self.cache is not None:
             new = self.cache.append(f"{net.path}:{name}", new)
         return new if self.training else self.mark(net, name, new)
+
+    def memory_of(self, net: Any, make: Callable[[Tensor], dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Keys and values of the source: made of the encoder's output where it is there, else from the cache.
+
+        Args:
+            make: the encoder's output (B, S, d) -> ``keys`` and ``values``, each (B, H_kv, S, D).
+        """
+        if self.memory is not None:
+            made = make(self.memory)
+            if self.cache is not None:
+                for name, value in made.items():
+                    self.cache.write(f"{net.path}:{name}", value)
+        else:
+            assert self.cache is not None, "a pass without a source needs a cache that was filled with one"
+            made = {name: self.cache.slots[f"{net.path}:{name}"] for name in ("keys", "values")}
+        if not self.training:
+            made = {name: self.mark(net, name, value) for name, value in made.items()}
+        return made["keys"], made["values"]
+
+    def attend_source(self, net: Any, q: Tensor, k: Tensor, v: Tensor, part: Any) -> Tensor:
+        """Attention of q (B, H, T, D) to the source's k and v (B, H_kv, S, D); padding of the source is not seen."""
+        key = ("mask", "source")
+        if key not in self._memo:
+            self._memo[key] = None if self.source_padding is None else mask.Real(self.source_padding)
+        dropout = part.dropout if self.training else 0.0
+        return self._mixed(net, q, k, v, Terms(self._memo[key], False, part.scale, None, part.softcap, None, dropout))
 
     def attend(self, net: Any, q: Tensor, k: Tensor, v: Tensor, part: Any, sinks: Tensor | None = None) -> Tensor:
         """Attention as `part` describes it (visibility, position, scale, softcap, dropout).
@@ -138,12 +237,14 @@ class Context:
         # Torch's fused CPU kernel wants values as wide as keys; a written mask makes blocks of queries of it there.
         plain = plain and (q.device.type != "cpu" or q.shape[-1] == v.shape[-1])
         seen, causal = self._mask(part.visibility, explicit=not plain)
+        dropout = part.dropout if self.training else 0.0
+        return self._mixed(net, q, k, v, Terms(seen, causal, part.scale, bias, part.softcap, sinks, dropout))
+
+    def _mixed(self, net: Any, q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Tensor:
         if self._fused and self.recorder is not None and k.shape[1] != q.shape[1]:
             # The fused kernel indexes KV heads; a recorder is shown what that index selects.
             self.mark(net, "k_shared", share(k, q.shape[1]))
             self.mark(net, "v_shared", share(v, q.shape[1]))
-        dropout = part.dropout if self.training else 0.0
-        terms = Terms(seen, causal, part.scale, bias, part.softcap, sinks, dropout)
         return self.mark(net, "mixed", self._kernel(q, k, v, terms, lambda point, value: self.mark(net, point, value)))
 
     def _bias(self, net: Any, part: Any) -> BiasRows | None:
@@ -168,6 +269,33 @@ class Context:
     def drop(self, net: Any, x: Tensor, probability: float) -> Tensor:
         """Dropout in training, nothing in evaluation."""
         return F.dropout(x, probability) if probability and self.training else x
+
+    def pool(self, x: Tensor, kind: str) -> Tensor:
+        """One vector per row of x (B, T, d): the first or the last real token's, or the mean of all real ones."""
+        rows, end = torch.arange(x.shape[0], device=x.device), x.shape[1] - 1
+        if kind == "first":
+            return x[:, 0] if self.padding is None else x[rows, self.padding.int().argmax(-1)]
+        if kind == "last":
+            return x[:, -1] if self.padding is None else x[rows, end - self.padding.flip(-1).int().argmax(-1)]
+        # In float64, where sums of float32 numbers of like size are exact: their order cannot show.
+        wide = x.double() if x.device.type != "mps" else x.float()
+        if self.padding is None:
+            return wide.mean(1).to(x.dtype)
+        real = self.padding[..., None].to(wide.dtype)
+        return ((wide * real).sum(1) / real.sum(1)).to(x.dtype)
+
+    def unit(self, x: Tensor) -> Tensor:
+        """x (..., d) divided by its Euclidean length."""
+        return F.normalize(x, dim=-1)
+
+    def judge(self, logits: Tensor, scores: str) -> Tensor:
+        """Mean loss, in nats, of logits under the labels of this pass (where none are given, label 0); in float32."""
+        wide = logits.float()
+        if scores == "sigmoid":
+            wanted = torch.zeros_like(wide) if self._labels is None else self._labels.float()
+            return F.binary_cross_entropy_with_logits(wide, wanted)
+        wanted = wide.new_zeros(wide.shape[:-1], dtype=torch.int64) if self._labels is None else self._labels
+        return F.cross_entropy(wide.flatten(0, -2), wanted.flatten())
 
     def group(self, experts: Tensor, n_experts: int) -> Any:
         """Rows sorted by expert; experts (..., top_k)."""

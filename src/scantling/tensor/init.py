@@ -19,7 +19,7 @@ def initialise(net: nn.Module, seed: int, std: float = 0.02) -> None:
         for path, module in net.named_modules()
         for name, value in getattr(getattr(module, "part", None), "initial", {}).items()
     }
-    for name, weight in net.named_parameters():
+    for name, weight in (*net.named_parameters(), *net.named_buffers()):
         if name in fixed:
             weight.fill_(fixed[name])
         elif name.endswith("bias"):

@@ -51,6 +51,26 @@ class Seen:
         return self.visibility.span(self.past + start, self.past + end - 1, self.past + self.tokens)
 
 
+@dataclass(frozen=True)
+class Real:
+    """Every real key is read by every query: the source as the decoder sees it.
+
+    Attributes:
+        padding: (B, S) bool, True where a key is a real token.
+    """
+
+    padding: Tensor
+
+    def rows(self, start: int, end: int, first_key: int = 0, last_key: int | None = None) -> Tensor:
+        """(B, 1, rows, keys), True where a key is real."""
+        seen = self.padding[:, None, None, first_key:last_key]
+        return seen.expand(-1, 1, end - start, -1)
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """All keys."""
+        return 0, self.padding.shape[1]
+
+
 def build(
     visibility: Visibility,
     tokens: int,

@@ -1,7 +1,8 @@
-"""Angles of positions: the rotation of RoPE and the waves of the 2017 paper."""
+"""What positions turn into: the rotation of RoPE, the waves of the 2017 paper, the buckets of T5."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -43,7 +44,32 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return out if rest is None else torch.cat((out, rest), -1)
 
 
-def waves(positions: Tensor, frequencies: Sequence[float], width: int) -> Tensor:
-    """Sinusoidal vectors (1 or B, T, width): sines in even channels, cosines in odd ones, the last dropped if odd."""
+def waves(positions: Tensor, frequencies: Sequence[float], width: int, halves: bool = False) -> Tensor:
+    """Sinusoidal vectors (1 or B, T, width): sines in even channels, cosines in odd ones, the last dropped if odd.
+
+    `halves`: all sines come first, then all cosines.
+    """
     half = angles(positions, frequencies)
+    if halves:
+        return torch.cat((half.sin(), half.cos()), -1)[..., :width]
     return torch.stack((half.sin(), half.cos()), -1).flatten(-2)[..., :width]
+
+
+def buckets(distances: Tensor, n: int, max_distance: int, both_ways: bool) -> Tensor:
+    """The bucket of each distance key - query, of `n` (Raffel et al., arXiv:1910.10683, section 2.1).
+
+    Where a layer reads both ways, the upper half of the buckets is for keys after the query; else those share the
+    first. Half of the buckets of a side hold one distance each, the others grow with the logarithm of the distance.
+    """
+    start: Tensor | int = 0
+    if both_ways:
+        n //= 2
+        start = (distances > 0).long() * n
+        far = distances.abs()
+    else:
+        far = (-distances).clamp(min=0)
+    single = n // 2
+    # In float32: the published models were trained with the edges that it gives.
+    growth = (far.clamp(min=1).float() / single).log() / math.log(max_distance / single) * (n - single)
+    shared = (single + growth.long()).clamp(max=n - 1)
+    return start + torch.where(far < single, far, shared)

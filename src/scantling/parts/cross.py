@@ -1,0 +1,88 @@
+"""Cross-attention: the decoder's queries read the encoder's output (Vaswani et al., arXiv:1706.03762, 3.2.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from scantling.parts.attention import mix_steps
+from scantling.parts.leaf import Linear
+from scantling.parts.part import Part, Shape, Step, Workload
+
+
+@dataclass(frozen=True)
+class CrossAttention(Part):
+    """softmax(q k^T * scale) v with queries from x (B, T, d), keys and values from the source (B, S, d).
+
+    Keys and values are made once, in the pass that brings the source; every real position of the source is seen.
+
+    Attributes:
+        scale: factor on the scores.
+        biases: which of q, k, v, o have one.
+        softcap: c in c * tanh(scores / c), or None.
+        dropout: probability of dropping an attention weight in training.
+    """
+
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    scale: float
+    biases: frozenset[str] = frozenset()
+    softcap: float | None = None
+    dropout: float = 0.0
+    role = "cross_attention"
+
+    def children(self) -> Mapping[str, Part]:
+        d, q_width, kv_width = self.d_model, self.n_heads * self.d_head, self.n_kv_heads * self.d_head
+        return {
+            "q": Linear(d, q_width, "q" in self.biases),
+            "k": Linear(d, kv_width, "k" in self.biases),
+            "v": Linear(d, kv_width, "v" in self.biases),
+            "o": Linear(q_width, d, "o" in self.biases),
+        }
+
+    def state(self, w: Workload) -> Mapping[str, Shape]:
+        kept = (w.batch, self.n_kv_heads, w.sources, self.d_head)
+        return {"keys": kept, "values": kept}
+
+    def steps(self, w: Workload) -> Iterator[Step]:
+        b, t, s, d = w.batch, w.tokens, w.sources, self.d_head
+        kept = (b, self.n_kv_heads, s, d)
+        yield from self.steps_of("q", w, "W_Q", "What each token asks of the source.")
+        note = "The same numbers, seen head by head."
+        formula = "(B,T,H*D) -> (B,H,T,D)"
+        yield Step(":q_heads", "split q into heads", (b, self.n_heads, t, d), formula=formula, note=note)
+        if w.past == 0:
+            source = replace(w, lead=(b, s))
+            yield from self.steps_of("k", source, "W_K", "What each source token answers to.")
+            yield from self.steps_of("v", source, "W_V", "What each source token hands over.")
+            for name in "kv":
+                formula = "(B,S,H_kv*D) -> (B,H_kv,S,D)"
+                yield Step(f":{name}_heads", f"split {name} into heads", kept, formula=formula, note=note)
+        if not w.training:
+            note = "Of the source: made once, kept for every later token."
+            yield Step(":keys", "keys in the cache", kept, formula="S of the source", note=note)
+            yield Step(":values", "values in the cache", kept, formula="S of the source", note=note)
+        yield from mix_steps(w, s, t * s, self.n_heads, self.n_kv_heads, d, d)
+        note = "The heads' results side by side."
+        yield Step(":merged", "merge heads", (b, t, self.n_heads * d), formula="(B,H,T,D) -> (B,T,H*D)", note=note)
+        yield from self.steps_of("o", w, "W_O", "Writes what was read back to the stream's width.")
+
+    def forward(self, net: Any, x: Any, ctx: Any) -> Any:
+        b, t, _ = x.shape
+        q = ctx.mark(net, "q_heads", net.q(x).view(b, t, self.n_heads, self.d_head).transpose(1, 2))
+        k, v = ctx.memory_of(net, lambda memory: self._keys_and_values(net, memory, ctx))
+        mixed = ctx.attend_source(net, q, k, v, self)
+        merged = ctx.mark(net, "merged", mixed.transpose(1, 2).reshape(b, t, self.n_heads * self.d_head))
+        return net.o(merged)
+
+    def _keys_and_values(self, net: Any, memory: Any, ctx: Any) -> dict[str, Any]:
+        b, s, _ = memory.shape
+        made = {"k": net.k(memory), "v": net.v(memory)}
+        heads = {name: y.view(b, s, self.n_kv_heads, self.d_head).transpose(1, 2) for name, y in made.items()}
+        return {
+            "keys": ctx.mark(net, "k_heads", heads["k"]),
+            "values": ctx.mark(net, "v_heads", heads["v"]),
+        }

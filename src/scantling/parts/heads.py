@@ -1,0 +1,301 @@
+"""Heads: what is read from the stream at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from scantling.parts.leaf import Linear, Norm
+from scantling.parts.part import Part, Shape, Step, Workload
+
+
+@dataclass(frozen=True)
+class Transform(Part):
+    """norm(act(x W^T + b)): (..., d_in) -> (..., d_out), before the output matrix (BERT, arXiv:1810.04805)."""
+
+    d_in: int
+    d_out: int
+    act: str
+    bias: bool = True
+    norm: Norm | None = None
+
+    def children(self) -> Mapping[str, Part]:
+        named: dict[str, Part] = {"dense": Linear(self.d_in, self.d_out, self.bias)}
+        return named | ({"norm": self.norm} if self.norm else {})
+
+    def steps(self, w: Workload) -> Iterator[Step]:
+        yield from self.steps_of("dense", w, "transform", "One more look at each vector before the scores.")
+        yield Step(":acted", self.act, (*w.rows, self.d_out), formula=f"{self.act}(x W^T)")
+        if self.norm:
+            yield from self.steps_of("norm", w)
+
+    def forward(self, net: Any, x: Any, ctx: Any) -> Any:
+        x = ctx.mark(net, "acted", ctx.activate(self.act, net.dense(x)))
+        return net.norm(x) if self.norm else x
+
+
+@dataclass(frozen=True)
+class Head(Part):
+    """Logits from the stream: (B, T, d) -> (B, T, V).
+
+    Attributes:
+        width: of the vectors that the matrix reads; a projection narrows the stream to it where it is not d_model.
+        rows: of the matrix; at least `vocab_size`, more where the vocabulary is padded.
+        tied: the matrix is the embedding's, so the head owns none (Press and Wolf, arXiv:1608.05859).
+        bias: a shift per token.
+        fixed: the shift is a buffer that no gradient trains (BART, Marian).
+        scale: factor on the stream before the matrix (T5), or None.
+        softcap: c in c * tanh(logits / c), or None.
+        transform: from d_model to `width`, in the projection's place, or None.
+        next_token: the logits are of the token that follows (decoders), not of the token itself (masked LM).
+    """
+
+    d_model: int
+    width: int
+    rows: int
+    vocab_size: int
+    tied: bool
+    bias: bool = False
+    fixed: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    transform: Transform | None = None
+    next_token: bool = True
+    role = "head"
+
+    @property
+    def initial(self) -> Mapping[str, float]:
+        return {"bias": 0.0}
+
+    def children(self) -> Mapping[str, Part]:
+        named: dict[str, Part] = {}
+        if self.transform:
+            named["transform"] = self.transform
+        elif self.width != self.d_model:
+            named["narrow"] = Linear(self.d_model, self.width)
+        return named if self.tied else named | {"matrix": Linear(self.width, self.rows, self.bias and not self.fixed)}
+
+    @property
+    def _own_bias(self) -> bool:
+        return self.bias and (self.tied or self.fixed)
+
+    def weights(self) -> Mapping[str, Shape]:
+        return {"bias": (self.rows,)} if self._own_bias and not self.fixed else {}
+
+    def buffers(self) -> Mapping[str, Shape]:
+        return {"bias": (self.rows,)} if self._own_bias and self.fixed else {}
+
+    def steps(self, w: Workload) -> Iterator[Step]:
+        shape, note = (*w.rows, self.rows), "A score for every token of the vocabulary."
+        if self.transform:
+            yield from self.steps_of("transform", w)
+        elif self.width != self.d_model:
+            yield from self.steps_of("narrow", w, "narrow", "Back to the width of the token table.")
+        if self.scale:
+            formula = f"{self.scale:g} x"
+            yield Step(":scaled", "scale", (*w.rows, self.width), formula=formula, note="Keeps the logits in bounds.")
+        owned = 0 if self.fixed else self.rows
+        if self.tied:
+            flops = next(Linear(self.width, self.rows).steps(w)).flops
+            params, formula = (owned, "x E^T + b") if self.bias else (0, "x E^T")
+            yield Step(":product", "LM head (tied)", shape, params, flops, flops, formula=formula, note=note)
+        else:
+            yield from self.steps_of("matrix", w, "LM head", note)
+            if self._own_bias:
+                yield Step(":shifted", "shift", shape, owned, formula="x + b", note="A stored shift per token.")
+        if self.softcap:
+            formula = f"{self.softcap:g} tanh(x / {self.softcap:g})"
+            yield Step(":capped", "soft cap", shape, formula=formula, note="Keeps the logits in bounds.")
+        if self.rows != self.vocab_size:
+            cut = (*w.rows, self.vocab_size)
+            yield Step(":cut", "cut the padding", cut, formula="x[:V]", note="Padded rows are no tokens.")
+
+    def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
+        if self.transform:
+            x = net.transform(x, ctx)
+        elif self.width != self.d_model:
+            x = net.narrow(x)
+        if self.scale:
+            x = ctx.mark(net, "scaled", x * self.scale)
+        if self.tied:
+            logits = x @ table.T
+            logits = ctx.mark(net, "product", logits + net.bias if self.bias else logits)
+        else:
+            logits = net.matrix(x)
+            logits = ctx.mark(net, "shifted", logits + net.bias) if self._own_bias else logits
+        if self.softcap:
+            logits = ctx.mark(net, "capped", (logits / self.softcap).tanh() * self.softcap)
+        if self.rows != self.vocab_size:
+            logits = ctx.mark(net, "cut", logits[..., : self.vocab_size])
+        return logits
+
+    def outcome_steps(self, w: Workload) -> Iterator[Step]:
+        """Rows of what is read from the logits: probabilities, and a loss where there is a target."""
+        v = self.vocab_size
+        if not self.next_token:
+            yield from _outcome(w, (w.batch, w.tokens, v), "softmax", "The distribution of each token's own place.")
+            return
+        if not w.training:
+            note = "The distribution of the next token, from the last position."
+            yield Step(":probabilities", "softmax", (w.batch, v), formula="softmax(logits[-1])", note=note, dtype=WIDE)
+        if w.tokens > 1 and not w.last_only:
+            note = "Each position against the token that follows it; mean, in nats."
+            yield Step(":loss", "cross-entropy", (), formula="-log p(next token)", note=note, dtype=WIDE)
+
+    def outcome(self, net: Any, ids: Any, logits: Any, ctx: Any) -> tuple[Any, Any]:
+        """Probabilities, None in training; and the loss, None where there is no target."""
+        if not self.next_token:
+            return _judged(net, logits, ctx, "softmax")
+        probabilities = None if ctx.training else ctx.mark(net, "probabilities", logits[:, -1].float().softmax(-1))
+        loss = ctx.mark(net, "loss", ctx.cross_entropy(logits[:, :-1], ids[:, 1:])) if ids.shape[1] > 1 else None
+        return probabilities, loss
+
+
+WIDE = "float32"
+
+
+def _outcome(w: Workload, shape: Shape, scores: str, note: str) -> Iterator[Step]:
+    """Probabilities in inference; in training the loss, whose targets come from outside."""
+    if not w.training:
+        yield Step(":probabilities", scores, shape, formula=f"{scores}(logits)", note=note, dtype=WIDE)
+    else:
+        yield Step(":loss", "cross-entropy", (), formula="-log p(target)", note="Mean, in nats.", dtype=WIDE)
+
+
+def _judged(net: Any, logits: Any, ctx: Any, scores: str) -> tuple[Any, Any]:
+    if ctx.training:
+        return None, ctx.mark(net, "loss", ctx.judge(logits, scores))
+    wide = logits.float()
+    return ctx.mark(net, "probabilities", wide.softmax(-1) if scores == "softmax" else wide.sigmoid()), None
+
+
+@dataclass(frozen=True)
+class Labels(Part):
+    """A score per label, of each token (B, T, n_labels) or, pooled, of the text (B, n_labels); reads (B, T, d).
+
+    Attributes:
+        pool: ``first``, ``mean`` or ``last``: the text's vector; None scores every token.
+        scores: ``softmax`` where labels exclude each other, ``sigmoid`` where not.
+        flat: the one label's axis is dropped: (B, T) (ELECTRA's replaced tokens, arXiv:2003.10555, section 2).
+    """
+
+    d_model: int
+    n_labels: int
+    transform: Transform | None = None
+    pool: str | None = None
+    bias: bool = True
+    scores: str = "softmax"
+    flat: bool = False
+    role = "head"
+
+    def children(self) -> Mapping[str, Part]:
+        named: dict[str, Part] = {} if self.transform is None else {"transform": self.transform}
+        return named | {"matrix": Linear(self.d_model, self.n_labels, self.bias)}
+
+    def steps(self, w: Workload) -> Iterator[Step]:
+        if self.pool:
+            yield _pooled_step(w, self.d_model, self.pool)
+        inner = replace(w, lead=(w.batch,)) if self.pool else w
+        if self.transform:
+            yield from self.steps_of("transform", inner)
+        yield from self.steps_of("matrix", inner, "classifier", "A score for every label.")
+        if self.flat:
+            yield Step(":flat", "drop the axis", inner.rows, formula="x[..., 0]", note="One score per token.")
+
+    def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
+        if self.pool:
+            x = ctx.mark(net, "pooled", ctx.pool(x, self.pool))
+        if self.transform:
+            x = net.transform(x, ctx)
+        logits = net.matrix(x)
+        return ctx.mark(net, "flat", logits[..., 0]) if self.flat else logits
+
+    def outcome_steps(self, w: Workload) -> Iterator[Step]:
+        """Rows of what is read from the logits."""
+        lead = (w.batch,) if self.pool else (w.batch, w.tokens)
+        shape = lead if self.flat else (*lead, self.n_labels)
+        yield from _outcome(w, shape, self.scores, "How likely each label is.")
+
+    def outcome(self, net: Any, ids: Any, logits: Any, ctx: Any) -> tuple[Any, Any]:
+        """Probabilities, None in training; and a loss in training."""
+        return _judged(net, logits, ctx, self.scores)
+
+
+@dataclass(frozen=True)
+class TextVector(Part):
+    """One vector for the whole text: (B, T, d) -> (B, d) (Reimers and Gurevych, arXiv:1908.10084, section 3).
+
+    Attributes:
+        pool: ``first``, ``mean`` over real tokens, or ``last``.
+        transform: on the pooled vector, or None.
+        spare: the transform reads the first token and nobody reads its result; in training it is left out.
+        normalize: divided by its Euclidean length.
+    """
+
+    d_model: int
+    pool: str
+    transform: Transform | None = None
+    spare: bool = False
+    normalize: bool = False
+    role = "head"
+
+    def children(self) -> Mapping[str, Part]:
+        return {} if self.transform is None else {"transform": self.transform}
+
+    def steps(self, w: Workload) -> Iterator[Step]:
+        text = replace(w, lead=(w.batch,))
+        if self.spare and not w.training:
+            yield from self.steps_of("transform", text, note="In the file; nothing reads it.")
+        yield _pooled_step(w, self.d_model, self.pool)
+        if self.transform and not self.spare:
+            yield from self.steps_of("transform", text)
+        if self.normalize:
+            note = "Length 1, so that a product of two vectors is their cosine."
+            yield Step(":unit", "normalise", (w.batch, self.d_model), formula="x / |x|", note=note)
+
+    def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
+        if self.spare and not ctx.training:
+            net.transform(ctx.pool(x, "first"), ctx)
+        x = ctx.mark(net, "pooled", ctx.pool(x, self.pool))
+        if self.transform and not self.spare:
+            x = net.transform(x, ctx)
+        return ctx.mark(net, "unit", ctx.unit(x)) if self.normalize else x
+
+    def outcome_steps(self, w: Workload) -> Iterator[Step]:
+        """Nothing is read from a vector."""
+        return iter(())
+
+    def outcome(self, net: Any, ids: Any, logits: Any, ctx: Any) -> tuple[Any, Any]:
+        """Nothing."""
+        return None, None
+
+
+@dataclass(frozen=True)
+class NoHead(Part):
+    """The stream itself: (B, T, d)."""
+
+    d_model: int
+    role = "head"
+
+    def steps(self, w: Workload) -> Iterator[Step]:
+        return iter(())
+
+    def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
+        return x
+
+    def outcome_steps(self, w: Workload) -> Iterator[Step]:
+        """Nothing is read from the stream."""
+        return iter(())
+
+    def outcome(self, net: Any, ids: Any, logits: Any, ctx: Any) -> tuple[Any, Any]:
+        """Nothing."""
+        return None, None
+
+
+def _pooled_step(w: Workload, d_model: int, pool: str) -> Step:
+    formula = {"first": "x[0]", "mean": "mean of real x", "last": "last real x"}[pool]
+    return Step(":pooled", f"pool: {pool}", (w.batch, d_model), formula=formula, note="One vector for the text.")
+
+
+AnyHead = Head | Labels | TextVector | NoHead
