@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy, composite
 
-ACTS = ("relu", "gelu", "gelu_tanh", "quick_gelu", "relu2", "silu")
+ACTS = ("relu", "gelu", "gelu_tanh", "quick_gelu", "relu2", "silu", "tanh")
 PLACES = ("in", "res", "out")
 SCALINGS = ("linear", "dynamic", "yarn", "llama3", "longrope")
 USUAL: dict[str, dict[str, Any]] = {
@@ -266,3 +266,86 @@ def legal_cards(draw: DrawFn, max_layers: int = 3) -> dict[str, Any]:
             "published": st.fixed_dictionaries({"params": st.integers(1, 10**15), "where": text}) | st.none(),
         },
     )
+
+
+@composite
+def heads(draw: DrawFn) -> dict[str, Any]:
+    """What an encoder can end in."""
+    kind = draw(st.sampled_from(["lm", "tokens", "sequence", "replaced", "embedding", "none"]))
+    section: dict[str, Any] = {"kind": kind}
+    options: dict[str, SearchStrategy[Any]] = {}
+    if kind not in ("embedding", "none"):
+        options |= {"bias": st.booleans()}
+    if kind == "lm":
+        options |= {"softcap": positive() | st.none(), "scale": positive(2.0) | st.none()}
+    if kind != "none":
+        transforms = st.fixed_dictionaries(
+            {"act": st.sampled_from(ACTS)}, optional={"norm": st.booleans(), "bias": st.booleans()}
+        )
+        options |= {"transform": transforms}
+    if kind in ("sequence", "embedding"):
+        options |= {"pool": st.sampled_from(["first", "mean", "last"])}
+    if kind in ("tokens", "sequence"):
+        section["n_labels"] = draw(st.integers(1, 5))
+        options |= {"scores": st.sampled_from(["softmax", "sigmoid"])}
+    if kind == "embedding":
+        options |= {"normalize": st.booleans()}
+    section |= some(draw, options)
+    if kind == "embedding" and "transform" in section:
+        section |= some(draw, {"spare": st.booleans()})
+    return section
+
+
+@composite
+def relatives(draw: DrawFn) -> dict[str, Any]:
+    buckets = 4 * draw(st.integers(1, 4))
+    return {"kind": "relative", "buckets": buckets, "max_distance": buckets // 2 + draw(st.integers(1, 40))}
+
+
+def _multi_head(card: dict[str, Any]) -> bool:
+    sections = [card["attention"], *(layer.get("attention", {}) for layer in card.get("pattern", []))]
+    return all(section.get("kind", "multi_head") == "multi_head" for section in sections)
+
+
+@composite
+def any_cards(draw: DrawFn) -> dict[str, Any]:
+    """A legal card of any family, drawn from the decoders'."""
+    family = draw(st.sampled_from(["decoder", "encoder", "encoder-decoder"]))
+    if family == "decoder":
+        return draw(legal_cards())
+    card = draw(legal_cards(max_layers=2).filter(_multi_head)) | {"family": family}
+    if card["position"]["kind"] in ("none", "alibi") and not any("attention" in x for x in card.get("pattern", [])):
+        card |= {"position": draw(relatives()), "n_layers": max(1, card["n_layers"])}
+        # The first layer reads the stack's table; the others may do without.
+        card["pattern"] = [
+            {k: v for k, v in layer.items() if k != "position"} if i == 0 else {**layer, "position": {"kind": "none"}}
+            for i, layer in enumerate(card.get("pattern", []))
+        ]
+    elif card["position"]["kind"] == "alibi":
+        card["position"] = {"kind": "alibi"}
+    norm = card["norm"]
+    sequential = not card.get("residual", {}).get("parallel") and "in" in norm.get("at", ["in"])
+    card["norm"] = norm | (some(draw, {"skip_first": st.booleans()}) if sequential else {})
+    if family == "encoder":
+        head = draw(heads())
+        card |= {"head": head, "tied": card["tied"] and head["kind"] == "lm"}
+        embedding = {"types": draw(st.integers(1, 3))} if draw(st.booleans()) else {}
+        card["embedding"] = card.get("embedding", {}) | embedding
+        width = card["embedding"].get("width")
+        if width not in (None, card["d_model"]):
+            card["embedding"] |= some(draw, {"widen": st.just("after"), "widen_bias": st.booleans()})
+        return card
+    embedding = {k: v for k, v in card.get("embedding", {}).items() if k != "width"}
+    card["embedding"] = embedding | some(draw, {"shared": st.booleans()})
+    if card.get("head", {}).get("bias"):
+        card["head"] |= some(draw, {"bias_fixed": st.booleans()})
+    card["n_layers"] = max(1, card["n_layers"])
+    for side, least in (("encoder", 1 if card["position"]["kind"] == "relative" else 0), ("decoder", 1)):
+        options = {"n_layers": st.integers(least, 2), "mlp": dense(True)}
+        card |= some(draw, {side: st.fixed_dictionaries({}, optional=options)})
+    if draw(st.booleans()):
+        bias = st.lists(st.sampled_from("qkvo"), unique=True)
+        usual = {"window": None, "sinks": False, "clip": None, "qk_norm": None, "scale_by_layer": False}
+        cross = {"n_heads": 2, "n_kv_heads": draw(st.sampled_from([1, 2])), "d_head": draw(st.integers(1, 6))}
+        card["decoder"] = card.get("decoder", {}) | {"cross": usual | cross | {"bias": draw(bias)}}
+    return card

@@ -36,7 +36,7 @@ LLAMA3 = "factor: 8.0, trained_length: 32, low_freq_factor: 4.0, high_freq_facto
 LONGROPE = "{kind: longrope, trained_length: 8, short_factor: [1.0, 1.0], long_factor: [1.0, 1.0]}"
 ONE_POSITION = LONGROPE.replace("h: 8", "h: 1")
 PLACES = "allowed: in, res, out"
-ACTS = "allowed: relu, gelu, gelu_tanh, quick_gelu, relu2, silu"
+ACTS = "allowed: relu, gelu, gelu_tanh, quick_gelu, relu2, silu, tanh"
 POSITIONS = "allowed: none, sinusoidal, learned, rope, alibi"
 
 
@@ -108,12 +108,24 @@ VALUES: list[tuple[str, str | None, *tuple[str, ...]]] = [
     ("position.base", "1.0", "unknown key", "known here: theta, d_rotary, interleaved, scaling, kind"),
     ("position.rope_theta", "1.0", "unknown key", "theta"),
     ("position.d_rotory", "8", "unknown key", "did you mean 'd_rotary'?"),
-    ("norm.epsilon", "1.0", "unknown key", "known here: eps, at, plus_one, final, skip_first, kind", "did you mean 'eps'?"),
+    (
+        "norm.epsilon",
+        "1.0",
+        "unknown key",
+        "known here: eps, at, plus_one, final, skip_first, kind",
+        "did you mean 'eps'?",
+    ),
     ("norm.bias", "true", "unknown key", "known here: eps, at, plus_one, final, skip_first, kind"),
     ("mlp.dff", "64", "unknown key", "did you mean 'd_ff'?"),
     ("mlp.top_k", "2", "unknown key", "known here: act, d_ff, bias, clamp, kind"),
     ("embedding.scales", "2.0", "unknown key", "did you mean 'scale'?"),
-    ("head.cap", "30.0", "unknown key", "known here: kind, bias, bias_fixed, scale, softcap", "did you mean 'softcap'?"),
+    (
+        "head.cap",
+        "30.0",
+        "unknown key",
+        "known here: kind, bias, bias_fixed, scale, softcap",
+        "did you mean 'softcap'?",
+    ),
     ("dropout.resid", "0.1", "unknown key", "did you mean 'residual'?"),
     ("source.url", "x", "unknown key", "known here: config, note"),
     ("published.param", "5", "unknown key", "did you mean 'params'?"),
@@ -301,7 +313,7 @@ VALUES: list[tuple[str, str | None, *tuple[str, ...]]] = [
     ("mlp", MOE.replace("top_k", "topk"), "mlp.topk", "did you mean 'top_k'?"),
     ("mlp", MOE.replace("kind: plain, ", ""), "mlp.expert.kind is missing; one of plain, gated"),
     ("mlp", MOE.replace("kind: plain", "kind: moe"), "mlp.expert.kind is 'moe'; allowed: plain, gated"),
-    ("mlp", MOE.replace("relu", "tanh"), "mlp.expert.act is 'tanh'", ACTS),
+    ("mlp", MOE.replace("relu", "tan"), "mlp.expert.act is 'tan'", ACTS),
     ("mlp", MOE.replace("act: relu", "act: relu, d_ff: -1"), "mlp.expert.d_ff is -1; expected int >= 1"),
     ("mlp", MOE.replace("act: relu", "act: relu, width: 3"), "unknown key 'mlp.expert.width'"),
     ("mlp", MOE.replace("}}", "}, normalize: 2}"), "mlp.normalize is 2; expected bool"),

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from cards.strategies import (
     ACTS,
     SCALINGS,
+    any_cards,
     attentions,
     embeddings,
     latents,
@@ -37,7 +38,7 @@ from scantling.parts.part import Workload, total
 FAST = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
-@given(legal_cards())
+@given(any_cards())
 @FAST
 def test_a_legal_card_survives_being_written(data: dict[str, Any]) -> None:
     card = from_dict(data, "drawn")

@@ -178,7 +178,8 @@ def test_a_table_covers_every_weight_once_and_goes_both_ways(name: str) -> None:
     assert Counter(n for link in table for n in link.ours) == Counter(dict.fromkeys(weights, 1))
     foreign = foreign_shapes(table, weights)
     assert Counter(n for link in table for n in link.theirs) == Counter(dict.fromkeys(foreign, 1))
-    assert elements(foreign) == elements(weights) == assemble(card).params
+    model = assemble(card)
+    assert elements(foreign) == elements(weights) == model.params + elements(model.named_buffers)
     ours = {n: filled(shape, 10_000 * i) for i, (n, shape) in enumerate(weights.items())}
     theirs: dict[str, Tensor] = {}
     for link in table:

@@ -82,6 +82,8 @@ def check(card: Card, refuse: Refuse) -> None:
             refuse(card, "position.rounded", True, "it is defined for a card of family decoder")
     if isinstance(card.position, Relative):
         _relative(card, card.position, refuse)
+    if two and _layers(card)["decoder"] == 0:
+        refuse(card, "n_layers", 0, "a decoder without layers would not read its encoder")
     for at, cross in (("decoder.cross", card.decoder.cross if card.decoder else None),):
         for key in ("window", "scale_by_layer", "qk_norm", "sinks", "clip"):
             if cross is not None and getattr(cross, key):
@@ -93,7 +95,18 @@ def check(card: Card, refuse: Refuse) -> None:
             refuse(card, "position.offset", card.position.offset, "padding stands one row below position 0: at least 1")
 
 
+def _layers(card: Card) -> dict[str, int]:
+    """Blocks of each stack."""
+    names = ("encoder", "decoder") if card.family == "encoder-decoder" else (card.family,)
+    sides = {name: getattr(card, name) for name in names}
+    return {n: card.n_layers if side is None or side.n_layers is None else side.n_layers for n, side in sides.items()}
+
+
 def _relative(card: Card, position: Relative, refuse: Refuse) -> None:
+    unit = [layer.position is None for layer in card.pattern for _ in range(layer.times)] or [True]
+    for name, layers in _layers(card).items():
+        if not any(unit[i % len(unit)] for i in range(layers)):
+            refuse(card, "position.kind", "relative", f"no layer of the {name} would read its table")
     if position.buckets % 4:
         refuse(card, "position.buckets", position.buckets, "a multiple of 4 is needed")
     if position.max_distance <= position.buckets // 2:

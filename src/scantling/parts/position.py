@@ -70,7 +70,9 @@ class Learned(Position):
         return {"table": Embedding(self.n_positions + self.offset, self.d_model)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        yield from self.steps_of("table", Workload(1, w.tokens), "position lookup", "One trained vector per position.")
+        # Where tokens are counted, each row has positions of its own.
+        rows = Workload(1 if self.pad_id is None else w.batch, w.tokens)
+        yield from self.steps_of("table", rows, "position lookup", "One trained vector per position.")
         note = "Now the order shows in the vectors."
         yield Step(":added", "add positions", (*w.rows, self.d_model), formula="x + P[positions]", note=note)
 
