@@ -104,7 +104,7 @@ def _attention(card: Card, index: int, spec: schema.MultiHead | schema.Latent, p
         n_kv_heads=spec.n_kv_heads,
         d_head=spec.d_head,
         scale=scale / (index + 1) if spec.scale_by_layer else scale,
-        visibility=Visibility(causal=True, window=spec.window),
+        visibility=_visibility(spec),
         position=_score_position(card, position, spec.n_heads, scale),
         biases=frozenset(spec.bias),
         q_norm=q_norm,
@@ -114,6 +114,12 @@ def _attention(card: Card, index: int, spec: schema.MultiHead | schema.Latent, p
         clip=spec.clip,
         dropout=card.dropout.attention,
     )
+
+
+def _visibility(spec: schema.MultiHead) -> Visibility:
+    stride = spec.stride
+    every, last = (None, None) if stride is None else (stride.every, stride.last)
+    return Visibility(True, spec.window, spec.chunk, every, last, spec.prefix)
 
 
 def _latent(card: Card, spec: schema.Latent, position: schema.Section) -> LatentAttention:

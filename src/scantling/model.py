@@ -78,7 +78,14 @@ class Model:
         """Of the weights."""
         return next(self.net.parameters()).dtype
 
-    def logits(self, ids: Ids, attention_mask: Any = None, position_ids: Any = None, kernel: str = "fused") -> Tensor:
+    def logits(
+        self,
+        ids: Ids,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        kernel: str = "fused",
+        prefix_lengths: Any = None,
+    ) -> Tensor:
         """Logits of every position.
 
         Args:
@@ -86,6 +93,8 @@ class Model:
             attention_mask: (B, T), 1 at real tokens and 0 at padding; None where all are real.
             position_ids: (1 or B, T); default 0 .. T - 1, whatever the mask, unless the card counts from it.
             kernel: ``fused`` or ``reference``.
+            prefix_lengths: (B,) how many of each row's first real tokens read each other both ways, where the card has
+                attention.prefix; None for none.
 
         Returns:
             (B, T, V) in float32.
@@ -96,7 +105,8 @@ class Model:
         torch = need("torch", "run the model")
         ids = self.ids(ids)
         with torch.no_grad():
-            return self.net(ids, self._context(ids, attention_mask, position_ids, kernel)).float()  # type: ignore[no-any-return]
+            ctx = self._context(ids, attention_mask, position_ids, kernel, prefix_lengths)
+            return self.net(ids, ctx).float()  # type: ignore[no-any-return]
 
     def hidden(self, ids: Ids, attention_mask: Any = None, position_ids: Any = None) -> list[Tensor]:
         """The residual stream (B, T, d): embeddings first, then after each block, the last one after the final norm."""
@@ -179,7 +189,9 @@ class Model:
             raise ScantlingInputError("stop strings go with a text prompt; ids are not decoded")
         return continue_ids(self, self.ids(prompt), max_new_tokens, sampling, attention_mask, ignore_eos)
 
-    def _context(self, ids: Tensor, attention_mask: Any, position_ids: Any, kernel: str) -> Any:
+    def _context(
+        self, ids: Tensor, attention_mask: Any, position_ids: Any, kernel: str, prefix_lengths: Any = None
+    ) -> Any:
         need("torch", "run the model")
         from scantling.tensor.context import Context
 
@@ -189,7 +201,33 @@ class Model:
         if limit is not None and positions is None and ids.shape[1] > limit:
             raise ScantlingInputError(f"{ids.shape[1]} tokens and the model has {limit} learned positions")
         real = None if padding is None or bool(padding.all()) else padding
-        return Context.of(ids, positions=positions, padding=real, kernel_name=kernel)
+        prefixes = None if prefix_lengths is None else self._prefixes(prefix_lengths, ids, padding)
+        return Context.of(ids, positions=positions, padding=real, kernel_name=kernel, prefix_lengths=prefixes)
+
+    @property
+    def reads_prefix(self) -> bool:
+        """Whether a layer reads the prefix of a row both ways."""
+        return any(part.visibility.prefix for _, part, _ in self.parts.walk() if hasattr(part, "visibility"))
+
+    def _prefixes(self, prefix_lengths: Any, ids: Tensor, padding: Tensor | None) -> Tensor:
+        lengths = _tensor(prefix_lengths, "prefix_lengths").to(ids.device)
+        if not self.reads_prefix:
+            raise ScantlingInputError(
+                f"prefix_lengths are given and no layer of {self.card.name!r} reads a prefix: its card needs "
+                "attention.prefix"
+            )
+        if lengths.is_floating_point() or tuple(lengths.shape) != (ids.shape[0],):
+            raise ScantlingInputError(
+                f"prefix_lengths are {lengths.dtype} of shape {list(lengths.shape)}; an integer for each of "
+                f"{ids.shape[0]} rows is needed"
+            )
+        real = lengths.new_full(lengths.shape, ids.shape[1]) if padding is None else padding.sum(-1)
+        if bool(((lengths < 0) | (lengths > real)).any()):
+            raise ScantlingInputError(
+                f"prefix_lengths are {lengths.tolist()}; the rows have {real.tolist()} tokens, and a prefix at least 0 "
+                "and at most all of them"
+            )
+        return lengths
 
     def _positions(self, position_ids: Any, ids: Tensor) -> Tensor:
         positions = _tensor(position_ids, "position_ids").to(ids.device)

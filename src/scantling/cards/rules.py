@@ -81,10 +81,29 @@ def _qk_norm(card: Card, norm: QKNorm | None, at: str) -> None:
             _refuse(card, f"{at}attention.qk_norm.{key}", True, f"only a {kind} over head or width can have it")
 
 
+def _reach(card: Card, attention: MultiHead, at: str) -> None:
+    window, chunk, stride = attention.window, attention.chunk, attention.stride
+    if window is not None and chunk is not None:
+        _refuse(card, f"{at}attention.chunk", chunk, f"there is a window of {window} already, and only one can be near")
+    if stride is None:
+        return
+    if stride.last is None and chunk is not None:
+        right = "distances go with a window; with a chunk, stride.last says what is read of the others"
+        _refuse(card, f"{at}attention.stride.last", None, right)
+    if stride.last is not None:
+        if window is not None:
+            _refuse(card, f"{at}attention.stride.last", stride.last, "fixed positions go with a chunk, not a window")
+        if stride.last > stride.every:
+            _refuse(card, f"{at}attention.stride.last", stride.last, f"it cannot exceed every {stride.every}")
+    if chunk is not None and chunk != stride.every:
+        _refuse(card, f"{at}attention.stride.every", stride.every, f"it must be the chunk, {chunk}")
+
+
 def _attention(card: Card, attention: MultiHead | Latent, at: str = "") -> MultiHead | Latent:
     if isinstance(attention, Latent):
         return _latent(card, attention, at)
     _qk_norm(card, attention.qk_norm, at)
+    _reach(card, attention, at)
     heads = attention.n_heads
     kv_heads = heads if attention.n_kv_heads is None else attention.n_kv_heads
     if heads % kv_heads:

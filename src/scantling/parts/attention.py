@@ -140,12 +140,19 @@ class Attention(Part):
         return q, k, v
 
 
+def _visible(w: Workload, visibility: Visibility) -> int:
+    """Pairs of query and key that are seen, in all rows together."""
+    if not w.prefix_lengths:
+        return w.batch * visibility.pairs(w.tokens, w.past)
+    return sum(visibility.pairs(w.tokens, w.past, prefix) for prefix in w.prefix_lengths)
+
+
 def mix_steps(
     w: Workload, visibility: Visibility, n_heads: int, n_kv_heads: int, d_head: int, d_value: int
 ) -> Iterator[Step]:
     """Rows from queries and keys of `d_head` channels and values of `d_value` to the mixed values."""
     b, h, t, s = w.batch, n_heads, w.tokens, w.keys
-    pairs, visible = 2 * b * h * t * s, 2 * b * h * visibility.pairs(t, w.past)
+    pairs, visible = 2 * b * h * t * s, 2 * h * _visible(w, visibility)
     if (group := n_heads // n_kv_heads) > 1:
         stored = w.kernel == "reference"
         note = f"Each KV head serves {group} query heads" + ("." if stored else ": an index, nothing is copied.")

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from scantling.errors import ScantlingInputError
 from scantling.tensor import mask, rotate
 from scantling.tensor.attend import BiasRows, Terms, kernel, share
 from scantling.tensor.cache import Cache
@@ -37,6 +38,8 @@ class Context:
         training: dropout acts, and no cache rows are recorded.
         recorder: called with (path, value) at every capture point; what it returns goes on in its place.
         last_only: the head sees only the last position.
+        prefix_lengths: (B,) how many of a row's first real tokens read each other both ways, in layers with a prefix;
+            or None. A cache takes the whole prefix in its first pass.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Context:
         training: bool = False,
         recorder: Recorder | None = None,
         last_only: bool = False,
+        prefix_lengths: Tensor | None = None,
     ) -> None:
         self.batch, self.tokens, self.device = batch, tokens, device
         self.past = 0 if cache is None else cache.length
@@ -61,6 +65,8 @@ class Context:
         self._given = positions is not None
         self.padding, self.cache, self.training, self.recorder = padding, cache, training, recorder
         self.last_only = last_only
+        self.prefix_lengths = prefix_lengths
+        self._check_prefix()
         self._kernel = kernel(kernel_name)
         self._fused = kernel_name == "fused"
         self._memo: dict[Any, Any] = {}
@@ -69,6 +75,21 @@ class Context:
     def of(cls, ids: Tensor, **options: Any) -> Context:
         """The context of a pass over ids (B, T); `options` are those of the constructor."""
         return cls(ids.shape[0], ids.shape[1], ids.device, **options)
+
+    def _check_prefix(self) -> None:
+        """Keys before the cut of a prefix would not have seen those behind it."""
+        if self.prefix_lengths is None or self.cache is None:
+            return
+        real = self.prefix_lengths.new_tensor([self.past, self.past + self.tokens])[:, None]
+        if self.padding is not None:
+            real = torch.stack([self.padding[:, : self.past].sum(-1), self.padding.sum(-1)])
+        # A prefix of one token has nothing ahead to read.
+        cut = (self.prefix_lengths > 1) & (self.prefix_lengths > (real[0] if self.past else real[1]))
+        if bool(cut.any()):
+            raise ScantlingInputError(
+                f"a prefix of {int(self.prefix_lengths[cut].max())} tokens goes into a cache in one pass, the first; "
+                f"this pass brings positions {self.past} to {self.past + self.tokens - 1}"
+            )
 
     @property
     def counted_positions(self) -> Tensor:
@@ -157,7 +178,7 @@ class Context:
         key = ("mask", visibility, explicit)
         if key not in self._memo:
             size = (self.tokens, self.past, self.padding, self.device)
-            self._memo[key] = mask.build(visibility, *size, explicit=explicit)
+            self._memo[key] = mask.build(visibility, *size, explicit=explicit, prefix=self.prefix_lengths)
         built: tuple[mask.Seen | None, bool] = self._memo[key]
         return built
 
