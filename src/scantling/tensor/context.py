@@ -13,6 +13,7 @@ from scantling.errors import ScantlingInputError
 from scantling.tensor import mask, rotate
 from scantling.tensor.attend import BiasRows, Terms, kernel, share
 from scantling.tensor.cache import Cache
+from scantling.tensor.router_losses import Routing
 from scantling.visibility import Visibility
 
 Recorder = Callable[[str, Tensor], Tensor]
@@ -40,6 +41,8 @@ class Context:
         last_only: the head sees only the last position.
         prefix_lengths: (B,) how many of a row's first real tokens read each other both ways, in layers with a prefix;
             or None. A cache takes the whole prefix in its first pass.
+        keep_routing: routers leave their logits and choices in `routing`; by default in training only.
+        routing: by the router's path, in the order of execution.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Context:
         recorder: Recorder | None = None,
         last_only: bool = False,
         prefix_lengths: Tensor | None = None,
+        keep_routing: bool | None = None,
     ) -> None:
         self.batch, self.tokens, self.device = batch, tokens, device
         self.past = 0 if cache is None else cache.length
@@ -67,6 +71,8 @@ class Context:
         self.last_only = last_only
         self.prefix_lengths = prefix_lengths
         self._check_prefix()
+        self.keep_routing = training if keep_routing is None else keep_routing
+        self.routing: dict[str, Routing] = {}
         self._kernel = kernel(kernel_name)
         self._fused = kernel_name == "fused"
         self._memo: dict[Any, Any] = {}
@@ -189,6 +195,11 @@ class Context:
     def drop(self, net: Any, x: Tensor, probability: float) -> Tensor:
         """Dropout in training, nothing in evaluation."""
         return F.dropout(x, probability) if probability and self.training else x
+
+    def routed(self, net: Any, logits: Tensor, experts: Tensor, scores: str) -> None:
+        """Keep what a router did: logits (B, T, E), chosen ids (B, T, top_k), and the name of its scores."""
+        if self.keep_routing:
+            self.routing[net.path] = Routing(logits, experts, scores)
 
     def group(self, experts: Tensor, n_experts: int) -> Any:
         """Rows sorted by expert; experts (..., top_k)."""
