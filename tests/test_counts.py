@@ -11,7 +11,8 @@ import pytest
 from tests.conftest import GOLDEN, golden_json
 
 import scantling as sc
-from scantling.cards import ALIASES, presets
+from scantling.cards import ALIASES, ladder, presets
+from scantling.cards.schema import Latent
 from scantling.checkpoint.families import FAMILIES
 from scantling.checkpoint.hf_config import card_of_config
 from scantling.checkpoint.names import foreign_shapes, links
@@ -35,20 +36,22 @@ def test_the_presets_of_the_first_list_are_there() -> None:
     assert len(PUBLISHED) >= 13
     assert set(presets()) - set(PUBLISHED) == {"tiny", "walk-5.9b"}
     assert {sc.card(alias).name for alias in ALIASES} == set(ALIASES.values())
+    assert set(ALIASES.values()) <= {*presets(), *ladder()}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_total_equals_the_recorded_count(name: str) -> None:
     model, wanted = parts(name), PARAMS[name]
-    assert model.params == wanted["total_unique"]
     counted = count(model)
+    assert model.params == counted.total == wanted["total_unique"]
+    assert model.params + counted.buffers == wanted["checkpoint_elements"]
     ours = Counter[str]()
     for run in counted.per_layer:
         ours.update({role: n * run.times for role, n in run.by_part.items()})
     split = Counter(wanted["split_over_layers"])
     for theirs, role in (("qk_norm", "norm"), ("shared_experts", "mlp")):
         split[role] += split.pop(theirs, 0)
-    if name.startswith("deepseek"):
+    if isinstance(sc.card(name).attention, Latent):
         # The recorded split counts the norms of latents as attention.
         for sums in (ours, split):
             sums["attention"] += sums.pop("norm")

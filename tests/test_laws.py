@@ -49,6 +49,26 @@ CHANGES: dict[str, dict[str, Any]] = {
         "mlp": {**EXPERTS, "normalize": False, "expert": {"kind": "plain", "act": "relu", "d_ff": 9, "bias": True}}
     },
     "window": {"attention": {"kind": "multi_head", "n_heads": 4, "n_kv_heads": 1, "d_head": 6, "window": 3}},
+    "chunks": {
+        "attention": {"kind": "multi_head", "n_heads": 4, "n_kv_heads": 2, "d_head": 6, "chunk": 4},
+        "pattern": [{}, {"attention": {"chunk": None}, "position": {"kind": "none"}}],
+    },
+    "band and stride": {
+        "attention": {"kind": "multi_head", "n_heads": 4, "d_head": 6, "window": 3, "stride": {"every": 4}},
+        "pattern": [{"attention": {"window": None}}, {}],
+    },
+    "fixed blocks": {
+        "attention": {
+            "kind": "multi_head",
+            "n_heads": 4,
+            "n_kv_heads": 2,
+            "d_head": 6,
+            "chunk": 4,
+            "stride": {"every": 4, "last": 2},
+        },
+        "pattern": [{"attention": {"chunk": None}}, {}],
+    },
+    "prefix": {"attention": {"kind": "multi_head", "n_heads": 4, "d_head": 6, "prefix": True, "window": 7}},
     "post-norm waves": {
         "position": {"kind": "sinusoidal"},
         "norm": {"kind": "layernorm", "eps": 1e-5, "at": ["out"], "bias": False},

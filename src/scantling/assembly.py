@@ -177,7 +177,7 @@ def _attention(
         n_kv_heads=spec.n_kv_heads,
         d_head=spec.d_head,
         scale=scale / (index + 1) if spec.scale_by_layer else scale,
-        visibility=Visibility(causal=stack == "decoder", window=spec.window),
+        visibility=_visibility(spec, causal=stack == "decoder"),
         position=_score_position(card, position, spec.n_heads, scale, stack == "encoder"),
         biases=frozenset(spec.bias),
         q_norm=q_norm,
@@ -187,6 +187,12 @@ def _attention(
         clip=spec.clip,
         dropout=card.dropout.attention,
     )
+
+
+def _visibility(spec: schema.MultiHead, causal: bool) -> Visibility:
+    stride = spec.stride
+    every, last = (None, None) if stride is None else (stride.every, stride.last)
+    return Visibility(causal, spec.window, spec.chunk, every, last, spec.prefix)
 
 
 def _latent(card: Card, spec: schema.Latent, position: schema.Section) -> LatentAttention:

@@ -92,6 +92,7 @@ class Model:
         *,
         token_type_ids: Any = None,
         decoder_ids: Ids = None,
+        prefix_lengths: Any = None,
     ) -> Tensor:
         """Logits of every position, or whatever the head gives: scores of labels, the text's vector.
 
@@ -102,6 +103,8 @@ class Model:
             kernel: ``fused`` or ``reference``.
             token_type_ids: (B, T) kinds of tokens; default all 0.
             decoder_ids: (B, T) of an encoder-decoder's target, whose source `ids` (B, S) and `attention_mask` are.
+            prefix_lengths: (B,) how many of each row's first real tokens read each other both ways, where the card has
+                attention.prefix; None for none.
 
         Returns:
             (B, T, V) in float32; (B, T, n_labels), (B, n_labels), (B, T) or (B, d) by the card's head.
@@ -111,7 +114,7 @@ class Model:
         """
         torch = need("torch", "run the model")
         with torch.no_grad():
-            run = self._run_of(ids, attention_mask, position_ids, kernel, token_type_ids, decoder_ids)
+            run = self._run_of(ids, attention_mask, position_ids, kernel, token_type_ids, decoder_ids, prefix_lengths)
             return self.net(*run).float()  # type: ignore[no-any-return]
 
     def _run_of(
@@ -122,6 +125,7 @@ class Model:
         kernel: str,
         token_type_ids: Any = None,
         decoder_ids: Ids = None,
+        prefix_lengths: Any = None,
     ) -> tuple[Tensor, Any, Tensor | None]:
         """What the net is called with: ids, context, source."""
         ids = self.ids(ids)
@@ -130,13 +134,13 @@ class Model:
                 raise ScantlingInputError(
                     f"decoder_ids go with an encoder-decoder, and this card is {self.card.family}"
                 )
-            return ids, self._context(ids, attention_mask, position_ids, kernel, token_type_ids), None
+            return ids, self._context(ids, attention_mask, position_ids, kernel, token_type_ids, prefix_lengths), None
         if decoder_ids is None:
             raise ScantlingInputError("decoder_ids are missing: an encoder-decoder scores a target beside its source")
         target = self.ids(decoder_ids)
         if target.shape[0] != ids.shape[0]:
             raise ScantlingInputError(f"decoder_ids have {target.shape[0]} rows and ids {ids.shape[0]}")
-        context = self._context(target, None, position_ids, kernel, token_type_ids)
+        context = self._context(target, None, position_ids, kernel, token_type_ids, prefix_lengths)
         context.source_padding = self._source_padding(ids, attention_mask)
         return target, context, ids
 
@@ -259,7 +263,13 @@ class Model:
         return continue_ids(self, self.ids(prompt), max_new_tokens, sampling, attention_mask, ignore_eos)
 
     def _context(
-        self, ids: Tensor, attention_mask: Any, position_ids: Any, kernel: str, token_type_ids: Any = None
+        self,
+        ids: Tensor,
+        attention_mask: Any,
+        position_ids: Any,
+        kernel: str,
+        token_type_ids: Any = None,
+        prefix_lengths: Any = None,
     ) -> Any:
         need("torch", "run the model")
         from scantling.tensor.context import Context
@@ -270,7 +280,10 @@ class Model:
             self._fits(ids)
         types = None if token_type_ids is None else self._types(token_type_ids, ids)
         real = None if padding is None or bool(padding.all()) else padding
-        return Context.of(ids, positions=positions, padding=real, kernel_name=kernel, types=types)
+        prefixes = None if prefix_lengths is None else self._prefixes(prefix_lengths, ids, padding)
+        return Context.of(
+            ids, positions=positions, padding=real, kernel_name=kernel, types=types, prefix_lengths=prefixes
+        )
 
     def _fits(self, ids: Tensor) -> None:
         limit = position_limit(self.card)
@@ -287,6 +300,31 @@ class Model:
         if int(types.min()) < 0 or int(types.max()) >= known:
             raise ScantlingInputError(f"token_type_ids reach {int(types.max())}; the model has kinds 0 to {known - 1}")
         return types.long()
+
+    @property
+    def reads_prefix(self) -> bool:
+        """Whether a layer reads the prefix of a row both ways."""
+        return any(part.visibility.prefix for _, part, _ in self.parts.walk() if hasattr(part, "visibility"))
+
+    def _prefixes(self, prefix_lengths: Any, ids: Tensor, padding: Tensor | None) -> Tensor:
+        lengths = _tensor(prefix_lengths, "prefix_lengths").to(ids.device)
+        if not self.reads_prefix:
+            raise ScantlingInputError(
+                f"prefix_lengths are given and no layer of {self.card.name!r} reads a prefix: its card needs "
+                "attention.prefix"
+            )
+        if lengths.is_floating_point() or tuple(lengths.shape) != (ids.shape[0],):
+            raise ScantlingInputError(
+                f"prefix_lengths are {lengths.dtype} of shape {list(lengths.shape)}; an integer for each of "
+                f"{ids.shape[0]} rows is needed"
+            )
+        real = lengths.new_full(lengths.shape, ids.shape[1]) if padding is None else padding.sum(-1)
+        if bool(((lengths < 0) | (lengths > real)).any()):
+            raise ScantlingInputError(
+                f"prefix_lengths are {lengths.tolist()}; the rows have {real.tolist()} tokens, and a prefix at least 0 "
+                "and at most all of them"
+            )
+        return lengths
 
     def _positions(self, position_ids: Any, ids: Tensor) -> Tensor:
         positions = _tensor(position_ids, "position_ids").to(ids.device)

@@ -41,13 +41,29 @@ def qk_norms(draw: DrawFn) -> dict[str, Any]:
 
 
 @composite
+def reaches(draw: DrawFn, most: int = 40) -> dict[str, Any]:
+    """All keys that say who reads whom, or none of them; `most` is the longest window or chunk."""
+    size = st.integers(1, most)
+    kind = draw(st.sampled_from(["full", "window", "chunk", "strided", "band", "fixed", "blocks"]))
+    reach: dict[str, Any] = {"window": None, "chunk": None, "stride": None, "prefix": draw(st.booleans())}
+    if kind == "full":
+        return {} if draw(st.booleans()) else reach
+    if kind in ("window", "chunk"):
+        return reach | {kind: draw(size)}
+    every = draw(size)
+    if kind in ("strided", "band"):
+        return reach | {"stride": {"every": every}, "window": draw(size) if kind == "band" else None}
+    stride = {"every": every, "last": draw(st.integers(1, every))}
+    return reach | {"stride": stride, "chunk": every if kind == "blocks" else None}
+
+
+@composite
 def attentions(draw: DrawFn, d_head: int, n_heads: int, must_state: bool) -> dict[str, Any]:
     divisors = [n for n in range(1, n_heads + 1) if n_heads % n == 0]
     section = {"kind": "multi_head", "n_heads": n_heads} | some(
         draw,
         {
             "n_kv_heads": st.sampled_from(divisors) | st.none(),
-            "window": st.integers(1, 40) | st.none(),
             "bias": st.lists(st.sampled_from("qkvo"), unique=True),
             "scale": positive(2.0) | st.none(),
             "scale_by_layer": st.booleans(),
@@ -59,7 +75,7 @@ def attentions(draw: DrawFn, d_head: int, n_heads: int, must_state: bool) -> dic
     )
     if must_state or draw(st.booleans()):
         section["d_head"] = d_head
-    return section
+    return section | draw(reaches())
 
 
 @composite
@@ -192,8 +208,8 @@ def layers(draw: DrawFn, card: dict[str, Any], d_model: int) -> dict[str, Any]:
     most = card["position"].get("d_rotary", width) if turned else 0
     match draw(st.sampled_from(["as it is", "keys", "latent" if turned else "heads", "heads"])):
         case "keys" if own["kind"] == "multi_head":
-            changes = {"window": st.integers(1, 9) | st.none(), "sinks": st.booleans(), "scale": positive(2.0)}
-            layer["attention"] = some(draw, changes)
+            changes = {"sinks": st.booleans(), "scale": positive(2.0)}
+            layer["attention"] = some(draw, changes) | draw(reaches(9))
         case "latent":
             width = draw(st.sampled_from([most, most + 2]))
             layer["attention"] = draw(latents(width))
@@ -314,6 +330,9 @@ def any_cards(draw: DrawFn) -> dict[str, Any]:
     if family == "decoder":
         return draw(legal_cards())
     card = draw(legal_cards(max_layers=2).filter(_multi_head)) | {"family": family}
+    for section in (card, *card.get("pattern", [])):
+        if "attention" in section:
+            section["attention"] = {k: v for k, v in section["attention"].items() if k != "prefix"}
     if card["position"]["kind"] in ("none", "alibi") and not any("attention" in x for x in card.get("pattern", [])):
         card |= {"position": draw(relatives()), "n_layers": max(1, card["n_layers"])}
         # The first layer reads the stack's table; the others may do without.
@@ -345,7 +364,15 @@ def any_cards(draw: DrawFn) -> dict[str, Any]:
         card |= some(draw, {side: st.fixed_dictionaries({}, optional=options)})
     if draw(st.booleans()):
         bias = st.lists(st.sampled_from("qkvo"), unique=True)
-        usual = {"window": None, "sinks": False, "clip": None, "qk_norm": None, "scale_by_layer": False}
+        usual = {
+            "window": None,
+            "chunk": None,
+            "stride": None,
+            "sinks": False,
+            "clip": None,
+            "qk_norm": None,
+            "scale_by_layer": False,
+        }
         cross = {"n_heads": 2, "n_kv_heads": draw(st.sampled_from([1, 2])), "d_head": draw(st.integers(1, 6))}
         card["decoder"] = card.get("decoder", {}) | {"cross": usual | cross | {"bias": draw(bias)}}
     return card

@@ -13,10 +13,13 @@ ALIASES = {
     "gpt3": "gpt3-175b",
     "mistral-7b": "mistral-7b-v0.1",
     "mixtral-8x7b": "mixtral-8x7b-v0.1",
+    "naive": "ladder-00-naive",
+    "naive-with-positions": "ladder-01-positions",
 }
 """Plain names of presets."""
 
 _PRESETS = Path(__file__).parent / "presets"
+_LADDER = Path(__file__).parent / "ladder"
 
 
 def presets() -> list[str]:
@@ -24,24 +27,30 @@ def presets() -> list[str]:
     return sorted(path.stem for path in _PRESETS.glob("*.yaml"))
 
 
+def ladder() -> list[str]:
+    """Names of the small cards that lead from a bag of words to a decoder of today, each one choice past the last."""
+    return sorted(path.stem for path in _LADDER.glob("*.yaml"))
+
+
 def is_preset(name: str) -> bool:
-    """Whether `name` is a preset or an alias of one."""
-    return ALIASES.get(name, name) in presets()
+    """Whether `name` is a preset, a rung of the ladder, or an alias of one."""
+    return ALIASES.get(name, name) in [*presets(), *ladder()]
 
 
 def preset(name: str) -> Card:
-    """The preset of that name or alias.
+    """The preset, or rung of the ladder, of that name or alias.
 
     Raises:
         ScantlingInputError: no such preset; the message names the nearest.
     """
-    known = presets()
+    known = [*presets(), *ladder()]
     full = ALIASES.get(name, name)
     if full not in known:
         raise ScantlingInputError(
             f"no preset {name!r}{nearest(name, [*known, *ALIASES])} (`scantling cards` lists them)"
         )
-    return read_text((_PRESETS / f"{full}.yaml").read_text("utf-8"), f"preset {full!r}")
+    folder = _LADDER if full in ladder() else _PRESETS
+    return read_text((folder / f"{full}.yaml").read_text("utf-8"), f"preset {full!r}")
 
 
 def card(name_or_path: str | Path) -> Card:
@@ -56,4 +65,4 @@ def card(name_or_path: str | Path) -> Card:
     return preset(text)
 
 
-__all__ = ["ALIASES", "Card", "card", "is_preset", "preset", "presets", "read_file", "read_text", "to_yaml"]
+__all__ = ["ALIASES", "Card", "card", "is_preset", "ladder", "preset", "presets", "read_file", "read_text", "to_yaml"]

@@ -85,7 +85,7 @@ def check(card: Card, refuse: Refuse) -> None:
     if two and _layers(card)["decoder"] == 0:
         refuse(card, "n_layers", 0, "a decoder without layers would not read its encoder")
     for at, cross in (("decoder.cross", card.decoder.cross if card.decoder else None),):
-        for key in ("window", "scale_by_layer", "qk_norm", "sinks", "clip"):
+        for key in ("window", "chunk", "stride", "scale_by_layer", "qk_norm", "sinks", "clip"):
             if cross is not None and getattr(cross, key):
                 refuse(card, f"{at}.{key}", getattr(cross, key), "cross-attention reads the whole source as it is")
     if isinstance(card.position, Learned) and card.position.pad_id is not None:

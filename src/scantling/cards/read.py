@@ -18,7 +18,7 @@ from ruamel.yaml.events import AliasEvent, CollectionStartEvent, DocumentStartEv
 from ruamel.yaml.representer import SafeRepresenter
 
 from scantling.cards.rules import SIDES, complete, shown
-from scantling.cards.schema import Card, Layer, Side
+from scantling.cards.schema import REFUSED_KINDS, Card, Layer, Side
 from scantling.errors import ScantlingInputError, nearest
 
 MAX_BYTES = 256 * 1024
@@ -265,6 +265,10 @@ def _choose(structs: list[Any], value: Any, at: str, where: str) -> Any:
         raise ScantlingInputError(f"{where}: {at}.kind is missing; one of {', '.join(tags)}")
     kind = value["kind"]
     if not isinstance(kind, str) or kind not in tags:
+        if isinstance(kind, str) and kind in REFUSED_KINDS:
+            raise ScantlingInputError(
+                f"{where}: {at}.kind is {shown(kind)}: {REFUSED_KINDS[kind]}; use {', '.join(tags)}"
+            )
         raise ScantlingInputError(
             f"{where}: {at}.kind is {shown(kind)}; allowed: {', '.join(tags)}{nearest(str(kind), tags)}"
         )

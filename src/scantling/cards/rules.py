@@ -101,12 +101,33 @@ def _qk_norm(card: Card, norm: QKNorm | None, at: str) -> None:
             _refuse(card, f"{at}qk_norm.{key}", True, f"only a {kind} over head or width can have it")
 
 
+def _reach(card: Card, attention: MultiHead, at: str) -> None:
+    window, chunk, stride = attention.window, attention.chunk, attention.stride
+    if window is not None and chunk is not None:
+        _refuse(card, f"{at}.chunk", chunk, f"there is a window of {window} already, and only one can be near")
+    if attention.prefix and card.family != "decoder":
+        _refuse(card, f"{at}.prefix", True, "only a card of family decoder has a prefix that is read both ways")
+    if stride is None:
+        return
+    if stride.last is None and chunk is not None:
+        right = "distances go with a window; with a chunk, stride.last says what is read of the others"
+        _refuse(card, f"{at}.stride.last", None, right)
+    if stride.last is not None:
+        if window is not None:
+            _refuse(card, f"{at}.stride.last", stride.last, "fixed positions go with a chunk, not a window")
+        if stride.last > stride.every:
+            _refuse(card, f"{at}.stride.last", stride.last, f"it cannot exceed every {stride.every}")
+    if chunk is not None and chunk != stride.every:
+        _refuse(card, f"{at}.stride.every", stride.every, f"it must be the chunk, {chunk}")
+
+
 def _attention(
     card: Card, attention: MultiHead | Latent, at: str = "", section: str = "attention"
 ) -> MultiHead | Latent:
     if isinstance(attention, Latent):
         return _latent(card, attention, at)
     _qk_norm(card, attention.qk_norm, f"{at}{section}.")
+    _reach(card, attention, f"{at}{section}")
     heads = attention.n_heads
     kv_heads = heads if attention.n_kv_heads is None else attention.n_kv_heads
     if heads % kv_heads:

@@ -41,6 +41,18 @@ class QKNorm(Section):
     plus_one: bool = False
 
 
+class Stride(Section):
+    """What is read far away (Sparse Transformer, arXiv:1904.10509, section 4.3), beside the window or the chunk.
+
+    Attributes:
+        every: positions whose distance is a multiple of this are read.
+        last: read are instead the last so many positions of each block of `every` (the paper's fixed pattern).
+    """
+
+    every: Size
+    last: Size | None = None
+
+
 class MultiHead(Section, tag_field="kind", tag="multi_head"):
     """Multi-head, multi-query and grouped-query attention.
 
@@ -49,6 +61,11 @@ class MultiHead(Section, tag_field="kind", tag="multi_head"):
         n_kv_heads: key/value heads H_kv; default n_heads. Must divide n_heads.
         d_head: width of a head; default d_model / n_heads, which must then be whole.
         window: positions a query reads, its own included; default no limit.
+        chunk: positions stand in chunks of this many, and a query reads its own chunk only (Llama 4); default not.
+        stride: what is read beyond window or chunk; where neither is given, what is read besides the own position;
+            default nothing.
+        prefix: the first positions of a row, as many as each run says, read each other both ways (prefix LM).
+            Chunks, blocks and prefixes are counted from a row's first real token.
         bias: which projections have one: a list of q, k, v, o; default none.
         scale: factor on the scores; default d_head^-0.5.
         scale_by_layer: the factor is divided by the layer's number, from 1 (GPT-2's scale_attn_by_inverse_layer_idx).
@@ -62,6 +79,9 @@ class MultiHead(Section, tag_field="kind", tag="multi_head"):
     n_kv_heads: Width | None = None
     d_head: Width | None = None
     window: Size | None = None
+    chunk: Size | None = None
+    stride: Stride | None = None
+    prefix: bool = False
     bias: list[Projection] = []
     scale: Positive | None = None
     scale_by_layer: bool = False
@@ -69,6 +89,13 @@ class MultiHead(Section, tag_field="kind", tag="multi_head"):
     softcap: Positive | None = None
     sinks: bool = False
     clip: Positive | None = None
+
+
+REFUSED_KINDS = {
+    "hashed": "hashed attention (Reformer, arXiv:2001.04451) finds the tokens that it compares by hashing them at run "
+    "time, so its pairs cannot be counted beforehand"
+}
+"""Kinds of sections that exist elsewhere, and why they are none here."""
 
 
 class Latent(Section, tag_field="kind", tag="latent"):

@@ -5,21 +5,26 @@ from __future__ import annotations
 import click
 
 from scantling.assembly import assemble
-from scantling.cards import presets
+from scantling.cards import ladder, preset, presets
+from scantling.cards.schema import MoE
 from scantling.cli import show
 from scantling.units import count_text
 
 
 @click.command()
+@click.option("--ladder", "only_ladder", is_flag=True, help="The small cards that change one choice at a time.")
 @show.json_option
-def command(as_json: bool) -> None:
+def command(only_ladder: bool, as_json: bool) -> None:
     """List the presets: parameters, layers, widths, heads, context, vocabulary."""
     if as_json:
-        show.emit(presets())
+        show.emit(ladder() if only_ladder else presets())
         return
-    from scantling.cards import preset
-    from scantling.cards.schema import MoE
-
+    if only_ladder:
+        cards = [preset(name) for name in ladder()]
+        rungs = [(card.name, count_text(assemble(card).params), card.source) for card in cards]
+        lines = [(name, n, source.note or "", source.config) for name, n, source in rungs if source]
+        show.table(("name", "N", "what is new", "source"), lines)
+        return
     rows = []
     for name in presets():
         card = preset(name)

@@ -61,13 +61,17 @@ class Session:
         self.filled = 0
         self._padding: Tensor | None = None
         self._lengths: Tensor | None = None
+        self._prefixes: Tensor | None = None
         self._capacity = capacity
         positions = [part.position for _, part, _ in model.parts.walk() if hasattr(part, "position")]
         self._renewals = {position.renewed_past for position in positions} - {None}
         self._passed: list[tuple[Tensor, Tensor | None]] = []
 
     def prefill(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """The prompt, ids (B, T), padded left where `attention_mask` is 0: logits (B, V) of the last position."""
+        """The prompt, ids (B, T), padded left where `attention_mask` is 0: logits (B, V) of the last position.
+
+        In layers that read a prefix both ways, the first prompt is the prefix.
+        """
         positions = None
         padded = attention_mask is not None and not bool(attention_mask.all())
         if self.filled and (padded or self._padding is not None):
@@ -78,6 +82,9 @@ class Session:
             self._padding[:, : ids.shape[1]] = real
             positions = (real.long().cumsum(-1) - 1).clamp(min=0)
             self._lengths = real.sum(-1, keepdim=True)
+        if not self.filled and self.model.reads_prefix:
+            real = torch.ones_like(ids) if attention_mask is None else attention_mask
+            self._prefixes = real.long().sum(-1)
         return self._pass(ids, positions)
 
     def step(self, ids: Tensor) -> Tensor:
@@ -98,7 +105,13 @@ class Session:
             positions = torch.cat(given, 1) if given else None
         padding = None if self._padding is None else self._padding[:, :end]
         ctx = Context.of(
-            ids, positions=positions, padding=padding, cache=self.cache, kernel_name=self.kernel, last_only=True
+            ids,
+            positions=positions,
+            padding=padding,
+            cache=self.cache,
+            kernel_name=self.kernel,
+            last_only=True,
+            prefix_lengths=self._prefixes,
         )
         logits: Tensor = self.model.net(ids, ctx)[:, -1]
         self.cache.advance(ids.shape[1])

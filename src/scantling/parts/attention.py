@@ -96,7 +96,7 @@ class Attention(Part):
         if self.sinks:
             note = "A score per head that takes weight and gives no value."
             yield Step(":sinks", "attention sinks", (self.n_heads,), self.n_heads, formula="s_h", note=note)
-        pairs = self.visibility.pairs(w.tokens, w.past)
+        pairs = visible_pairs(w, self.visibility)
         yield from mix_steps(w, w.keys, pairs, self.n_heads, self.n_kv_heads, self.d_head, self.d_head)
         note = "The heads' results side by side."
         yield Step(":merged", "merge heads", (b, t, self.n_heads * d), formula="(B,H,T,D) -> (B,T,H*D)", note=note)
@@ -145,6 +145,13 @@ class Attention(Part):
         return q, k, v
 
 
+def visible_pairs(w: Workload, visibility: Visibility) -> int:
+    """Pairs of query and key that are seen, in all rows together."""
+    if not w.prefix_lengths:
+        return w.batch * visibility.pairs(w.tokens, w.past)
+    return sum(visibility.pairs(w.tokens, w.past, prefix) for prefix in w.prefix_lengths)
+
+
 def mix_steps(
     w: Workload, keys: int, seen: int, n_heads: int, n_kv_heads: int, d_head: int, d_value: int
 ) -> Iterator[Step]:
@@ -152,10 +159,10 @@ def mix_steps(
 
     Args:
         keys: S, positions that are read from.
-        seen: how many of the T x S pairs are.
+        seen: how many of the B x T x S pairs are.
     """
     b, h, t, s = w.batch, n_heads, w.tokens, keys
-    pairs, visible = 2 * b * h * t * s, 2 * b * h * seen
+    pairs, visible = 2 * b * h * t * s, 2 * h * seen
     if (group := n_heads // n_kv_heads) > 1:
         stored = w.kernel == "reference"
         note = f"Each KV head serves {group} query heads" + ("." if stored else ": an index, nothing is copied.")

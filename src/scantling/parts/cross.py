@@ -65,7 +65,7 @@ class CrossAttention(Part):
             note = "Of the source: made once, kept for every later token."
             yield Step(":keys", "keys in the cache", kept, formula="S of the source", note=note)
             yield Step(":values", "values in the cache", kept, formula="S of the source", note=note)
-        yield from mix_steps(w, s, t * s, self.n_heads, self.n_kv_heads, d, d)
+        yield from mix_steps(w, s, b * t * s, self.n_heads, self.n_kv_heads, d, d)
         note = "The heads' results side by side."
         yield Step(":merged", "merge heads", (b, t, self.n_heads * d), formula="(B,H,T,D) -> (B,T,H*D)", note=note)
         yield from self.steps_of("o", w, "W_O", "Writes what was read back to the stream's width.")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from scantling.parts.attention import mix_steps
+from scantling.parts.attention import mix_steps, visible_pairs
 from scantling.parts.leaf import Linear, RMSNorm
 from scantling.parts.part import Part, Shape, Step, Workload
 from scantling.parts.position import NoPosition, Position
@@ -104,7 +104,7 @@ class LatentAttention(Part):
         yield Step(":k_heads", "keys by head", (b, h, s, self.d_head), formula="[k_nope_h, k_rope]", note=note)
         note = "What each position hands over, head by head."
         yield Step(":v_heads", "values by head", (b, h, s, self.d_value), formula="v_h", note=note)
-        yield from mix_steps(w, s, self.visibility.pairs(t, w.past), h, h, self.d_head, self.d_value)
+        yield from mix_steps(w, s, visible_pairs(w, self.visibility), h, h, self.d_head, self.d_value)
         note = "The heads' results side by side."
         yield Step(":merged", "merge heads", (b, t, h * self.d_value), formula="(B,H,T,D) -> (B,T,H*D)", note=note)
         yield from self.steps_of("o", w, "W_O", "Writes what was read back to the stream's width.")

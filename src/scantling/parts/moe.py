@@ -73,6 +73,7 @@ class Router(Part):
             wanted = ctx.mark(net, "selection", scores + net.selection_bias) if self.selection_bias else scores
             experts = self._in_best_groups(wanted).topk(self.top_k, -1).indices
             kept = scores.gather(-1, experts)
+        ctx.routed(net, logits, experts, self.scores)
         if self.normalize:
             # Sigmoids can all be 0; any other sum is too large to notice (DeepSeek's constant).
             kept = kept / (kept.sum(-1, keepdim=True) + 1e-20)

@@ -34,6 +34,7 @@ class Workload:
         lead: leading shape of the activations where it is not (B, T): the rows sent to experts.
         last_only: the head reads the last position only, as a prefill does.
         unrolled: rows for every block, instead of one block with the number of its repeats.
+        prefix_lengths: of each row, in layers with a prefix; () where no row has one.
     """
 
     batch: int = 1
@@ -45,6 +46,7 @@ class Workload:
     lead: Shape | None = None
     last_only: bool = False
     unrolled: bool = False
+    prefix_lengths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("batch", 1), ("tokens", 1), ("past", 0), ("source", 1)):
@@ -57,6 +59,11 @@ class Workload:
             raise ScantlingInputError(f"kernel is {self.kernel!r}; use fused or reference")
         if self.training and self.past:
             raise ScantlingInputError("a training pass has no cache: past must be 0")
+        if self.prefix_lengths and (len(self.prefix_lengths) != self.batch or min(self.prefix_lengths) < 0):
+            raise ScantlingInputError(
+                f"prefix_lengths are {list(self.prefix_lengths)}; a length of at least 0 for each of {self.batch} rows"
+                " is needed"
+            )
 
     @property
     def keys(self) -> int:

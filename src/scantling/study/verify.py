@@ -19,6 +19,7 @@ from scantling.visibility import Visibility
 
 PREFILL = Workload(batch=2, tokens=11, source=7)
 DECODE = Workload(batch=2, tokens=1, past=11, source=7)
+PREFIX = 5
 TRAINING = Workload(batch=2, tokens=11, source=7, training=True)
 
 
@@ -91,12 +92,15 @@ def _pairs(visibility: Visibility) -> Row:
 
     counted = 0
     for w in (PREFILL, DECODE):
-        seen = Seen(visibility, w.past, w.tokens, None, torch.device("cpu"))
+        prefix = torch.tensor([PREFIX]) if visibility.prefix else None
+        seen = Seen(visibility, w.past, w.tokens, None, torch.device("cpu"), prefix)
         counted += int(seen.rows(0, w.tokens).sum())
-    predicted = sum(visibility.pairs(w.tokens, w.past) for w in (PREFILL, DECODE))
-    reach = "" if visibility.causal else ", both ways"
-    reach += "" if visibility.window is None else f", window {visibility.window}"
-    return Row(f"visible pairs{reach}", predicted, None, counted)
+    predicted = sum(visibility.pairs(w.tokens, w.past, PREFIX) for w in (PREFILL, DECODE))
+    names = ("window", "chunk", "stride", "last")
+    reach = [] if visibility.causal else [", both ways"]
+    reach += [f", {name} {value}" for name in names if (value := getattr(visibility, name)) is not None]
+    reach += [f", prefix {PREFIX}"] if visibility.prefix else []
+    return Row(f"visible pairs{''.join(reach)}", predicted, None, counted)
 
 
 def _trace(model: Transformer, w: Workload, executed: list[tuple[str, Any]], what: str) -> Row:

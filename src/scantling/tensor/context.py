@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from scantling.errors import ScantlingInputError
 from scantling.tensor import mask, rotate
 from scantling.tensor.attend import BiasRows, Terms, kernel, share
 from scantling.tensor.cache import Cache
+from scantling.tensor.router_losses import Routing
 from scantling.visibility import Visibility
 
 Recorder = Callable[[str, Tensor], Tensor]
@@ -43,6 +45,10 @@ class Context:
         memory: the encoder's output (B, S, d), or None where the cache holds what was made of it.
         source_padding: (B, S) bool, True at real tokens of the source, or None where all are.
         labels: targets from outside, where the ids are not their own.
+        prefix_lengths: (B,) how many of a row's first real tokens read each other both ways, in layers with a prefix;
+            or None. A cache takes the whole prefix in its first pass.
+        keep_routing: routers leave their logits and choices in `routing`; by default in training only.
+        routing: by the router's path, in the order of execution.
     """
 
     def __init__(
@@ -61,6 +67,8 @@ class Context:
         types: Tensor | None = None,
         source_padding: Tensor | None = None,
         labels: Tensor | None = None,
+        prefix_lengths: Tensor | None = None,
+        keep_routing: bool | None = None,
     ) -> None:
         self.batch, self.tokens, self.device = batch, tokens, device
         self.past = 0 if cache is None else cache.length
@@ -75,6 +83,10 @@ class Context:
         self.source_padding = source_padding
         self._source: Context | None = None
         self._kernel_name = kernel_name
+        self.prefix_lengths = prefix_lengths
+        self._check_prefix()
+        self.keep_routing = training if keep_routing is None else keep_routing
+        self.routing: dict[str, Routing] = {}
         self._kernel = kernel(kernel_name)
         self._fused = kernel_name == "fused"
         self._memo: dict[Any, Any] = {}
@@ -85,6 +97,21 @@ class Context:
         context = cls(ids.shape[0], ids.shape[1], ids.device, **options)
         context.ids = ids
         return context
+
+    def _check_prefix(self) -> None:
+        """Keys before the cut of a prefix would not have seen those behind it."""
+        if self.prefix_lengths is None or self.cache is None:
+            return
+        real = self.prefix_lengths.new_tensor([self.past, self.past + self.tokens])[:, None]
+        if self.padding is not None:
+            real = torch.stack([self.padding[:, : self.past].sum(-1), self.padding.sum(-1)])
+        # A prefix of one token has nothing ahead to read.
+        cut = (self.prefix_lengths > 1) & (self.prefix_lengths > (real[0] if self.past else real[1]))
+        if bool(cut.any()):
+            raise ScantlingInputError(
+                f"a prefix of {int(self.prefix_lengths[cut].max())} tokens goes into a cache in one pass, the first; "
+                f"this pass brings positions {self.past} to {self.past + self.tokens - 1}"
+            )
 
     @property
     def counted_positions(self) -> Tensor:
@@ -258,7 +285,7 @@ class Context:
         key = ("mask", visibility, explicit)
         if key not in self._memo:
             size = (self.tokens, self.past, self.padding, self.device)
-            self._memo[key] = mask.build(visibility, *size, explicit=explicit)
+            self._memo[key] = mask.build(visibility, *size, explicit=explicit, prefix=self.prefix_lengths)
         built: tuple[mask.Seen | None, bool] = self._memo[key]
         return built
 
@@ -296,6 +323,11 @@ class Context:
             return F.binary_cross_entropy_with_logits(wide, wanted)
         wanted = wide.new_zeros(wide.shape[:-1], dtype=torch.int64) if self._labels is None else self._labels
         return F.cross_entropy(wide.flatten(0, -2), wanted.flatten())
+
+    def routed(self, net: Any, logits: Tensor, experts: Tensor, scores: str) -> None:
+        """Keep what a router did: logits (B, T, E), chosen ids (B, T, top_k), and the name of its scores."""
+        if self.keep_routing:
+            self.routing[net.path] = Routing(logits, experts, scores)
 
     def group(self, experts: Tensor, n_experts: int) -> Any:
         """Rows sorted by expert; experts (..., top_k)."""

@@ -18,6 +18,7 @@ class Seen:
         past: positions before the first query.
         tokens: queries.
         padding: (B, past + tokens) bool, True where a key is a real token; None where all are.
+        prefix: (B,) lengths of the rows' prefixes, or None.
     """
 
     visibility: Visibility
@@ -25,6 +26,7 @@ class Seen:
     tokens: int
     padding: Tensor | None
     device: torch.device
+    prefix: Tensor | None = None
     _last: dict[tuple[int, int, int, int], Tensor] = field(default_factory=dict, compare=False)
 
     def rows(self, start: int, end: int, first_key: int = 0, last_key: int | None = None) -> Tensor:
@@ -38,17 +40,25 @@ class Seen:
         return self._last[wanted]
 
     def _made(self, start: int, end: int, first_key: int, keys: int) -> Tensor:
-        query = torch.arange(self.past + start, self.past + end, device=self.device)[:, None]
-        key = torch.arange(first_key, keys, device=self.device)[None, :]
-        seen: Tensor = self.visibility.sees(query, key)[None, None]
+        query = torch.arange(self.past + start, self.past + end, device=self.device)[None, :, None]
+        key = torch.arange(first_key, keys, device=self.device)[None, None, :]
+        prefix = 0 if self.prefix is None else self.prefix[:, None, None]
+        if self.padding is not None and self.visibility.anchored:
+            first = self.padding.int().argmax(-1)[:, None, None]
+            query, key = query - first, key - first
+        seen: Tensor = self.visibility.sees(query, key, prefix)[:, None]
         if self.padding is not None:
             # A padded query keeps itself, so that no row is empty and no softmax gives NaN.
-            seen = (seen & self.padding[:, None, None, first_key:keys]) | (query == key)
+            seen = (seen & self.padding[:, None, None, first_key:keys]) | (query == key)[:, None]
         return seen
 
     def span(self, start: int, end: int) -> tuple[int, int]:
         """The keys that the queries [start, end) can see at all."""
-        return self.visibility.span(self.past + start, self.past + end - 1, self.past + self.tokens)
+        keys, last = self.past + self.tokens, self.past + end - 1
+        if self.padding is not None and self.visibility.anchored:
+            # Each row has its own first position, so there are no edges that all share.
+            return 0, last + 1 if self.visibility.causal and self.prefix is None else keys
+        return self.visibility.span(self.past + start, last, keys, 0 if self.prefix is None else keys)
 
 
 @dataclass(frozen=True)
@@ -78,21 +88,24 @@ def build(
     padding: Tensor | None,
     device: torch.device,
     explicit: bool = False,
+    prefix: Tensor | None = None,
 ) -> tuple[Seen | None, bool]:
     """The mask for `tokens` queries after `past` keys.
 
     Args:
         padding: (B, past + tokens) bool, True where a key is a real token; None where all are.
         explicit: write the triangle out, for kernels that cannot be told of it.
+        prefix: (B,) lengths of the rows' prefixes, or None.
 
     Returns:
         (seen, is_causal): the rows of the mask; or None with `is_causal` telling the kernel the plain causal
         triangle; or (None, False) where everything is seen.
     """
     keys = past + tokens
-    if padding is None and not visibility.narrows(keys):
+    prefix = prefix if visibility.prefix else None
+    if padding is None and prefix is None and not visibility.narrows(keys):
         if not visibility.causal or tokens == 1:
             return None, False
         if past == 0 and not explicit:
             return None, True
-    return Seen(visibility, past, tokens, padding, device), False
+    return Seen(visibility, past, tokens, padding, device, prefix), False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scantling.cards.schema import REFUSED_KINDS
 from scantling.checkpoint.config_keys import near
 from scantling.checkpoint.families import (
     bloom,
@@ -57,12 +58,20 @@ FAMILIES: dict[str, Family] = {
 """By the `model_type` of a Hugging Face config."""
 
 
+REFUSED = {"reformer": REFUSED_KINDS["hashed"]}
+"""Model types that are known and cannot be cards, and why."""
+
+
 def family(model_type: object, where: str) -> Family:
     """The family of that model type.
 
     Raises:
         ScantlingInputError: unknown; the message names the nearest.
     """
+    if isinstance(model_type, str) and model_type in REFUSED:
+        raise ScantlingInputError(
+            f"{where}: model_type is {shown(model_type)}, which cannot be read: {REFUSED[model_type]}"
+        )
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise ScantlingInputError(
