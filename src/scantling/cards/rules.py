@@ -19,6 +19,7 @@ from scantling.cards.schema import (
     MultiHead,
     Plain,
     QKNorm,
+    RMSNorm,
     RoPE,
     YarnScaling,
 )
@@ -38,6 +39,9 @@ def complete(card: Card) -> Card:
         _refuse(card, "norm.at", card.norm.at, "name one or more of in, res, out, each once")
     _residual(card)
     inner = card.embedding.norm
+    for key, norm in (("norm", card.norm), ("embedding.norm", inner)):
+        if isinstance(norm, RMSNorm) and norm.rounded and norm.plus_one:
+            _refuse(card, f"{key}.rounded", True, "with plus_one the gain multiplies first")
     if inner is not None and (inner.at != ["in"] or inner.final is not None):
         _refuse(card, "embedding.norm", "given at or final", "it stands in one place only: leave both out")
     if card.embedding.scale_rounded and card.embedding.scale is None:
@@ -79,6 +83,10 @@ def _qk_norm(card: Card, norm: QKNorm | None, at: str) -> None:
     for key, kind in (("bias", "layernorm"), ("plus_one", "rmsnorm")):
         if getattr(norm, key) and (norm.kind != kind or norm.over == "each_head"):
             _refuse(card, f"{at}attention.qk_norm.{key}", True, f"only a {kind} over head or width can have it")
+    if norm.rounded is not None and (norm.kind != "rmsnorm" or norm.over == "each_head"):
+        _refuse(card, f"{at}attention.qk_norm.rounded", norm.rounded, "only a rmsnorm over head or width can have it")
+    if norm.rounded and norm.plus_one:
+        _refuse(card, f"{at}attention.qk_norm.rounded", True, "with plus_one the gain multiplies first")
 
 
 def _attention(card: Card, attention: MultiHead | Latent, at: str = "") -> MultiHead | Latent:
