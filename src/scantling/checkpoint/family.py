@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from scantling.cards import Card
@@ -24,6 +24,7 @@ class Family:
         tied_by_default: when the config does not say.
         extra_layers: config key of how many layers the files have beyond the model's own, or None: they predict tokens
             further ahead in training or for drafting, and no logits depend on them.
+        renamed: beginnings of names that newer or older files have, by those of the table.
     """
 
     card: Callable[[Keys], dict[str, Any]]
@@ -33,3 +34,4 @@ class Family:
     irrelevant: frozenset[str] = frozenset()
     tied_by_default: bool = True
     extra_layers: str | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)

@@ -217,8 +217,20 @@ WRAPPERS = ("_orig_mod.", "module.")
 """Prefixes that torch.compile and DistributedDataParallel leave on names."""
 
 
+def bare(name: str, renamed: Mapping[str, str]) -> str:
+    """A file's name without wrappers, and where the family has two names for it, the one of its table."""
+    while wrapper := next((w for w in WRAPPERS if name.startswith(w)), None):
+        name = name[len(wrapper) :]
+    return next((ours + name[len(theirs) :] for theirs, ours in renamed.items() if name.startswith(theirs)), name)
+
+
 def match(
-    found: Mapping[str, Shape], wanted: Mapping[str, Shape], prefix: str, ignored: Sequence[str], where: str
+    found: Mapping[str, Shape],
+    wanted: Mapping[str, Shape],
+    prefix: str,
+    ignored: Sequence[str],
+    where: str,
+    renamed: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, str], list[str]]:
     """Which tensor of the file is which of the table.
 
@@ -226,6 +238,7 @@ def match(
         found, wanted: names and shapes in the file and in the table.
         prefix: the base model's name, which some files leave out.
         ignored: patterns of names that carry no weights.
+        renamed: beginnings of names that some files have, by those of the table.
 
     Returns:
         (table name -> file name, names in the file that the table does not know).
@@ -236,15 +249,13 @@ def match(
     names: dict[str, str] = {}
     extra: list[str] = []
     for name in found:
-        bare = name
-        while wrapper := next((w for w in WRAPPERS if bare.startswith(w)), None):
-            bare = bare[len(wrapper) :]
-        full = bare if bare in wanted else prefix + bare
+        plain = bare(name, renamed or {})
+        full = plain if plain in wanted else prefix + plain
         if full in names:
             raise ScantlingInputError(f"{where}: {names[full]!r} and {name!r} are one tensor under two names; keep one")
         if full in wanted:
             names[full] = name
-        elif not any(re.fullmatch(pattern, bare.removeprefix(prefix)) for pattern in ignored):
+        elif not any(re.fullmatch(pattern, plain.removeprefix(prefix)) for pattern in ignored):
             extra.append(name)
     missing = [name for name in wanted if name not in names]
     if missing:
