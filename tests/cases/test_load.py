@@ -88,7 +88,7 @@ def test_the_head_of_neox_under_both_of_its_names(name: str, wrapper: str, tmp_p
 @pytest.mark.parametrize("wrapper", ["", "module."])
 @pytest.mark.parametrize("name", ["embed_out.weight", "lm_head.weight"])
 def test_a_tied_head_that_is_stored_again_under_any_of_its_names(name: str, wrapper: str, tmp_path: Path) -> None:
-    """LOAD-14, LOAD-16: equal to the table it is noted, different it is refused; it is never overwritten in silence."""
+    """LOAD-16: equal to the table it is noted, different it is refused; it is never overwritten in silence."""
     folder = GOLDEN / "tiny" / "gpt-neox-sequential-tied"
     tensors = load_file(folder / "model.safetensors")
     tensors[name] = tensors["gpt_neox.embed_in.weight"].clone()
