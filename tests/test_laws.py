@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.cards.rest import REST
 from tests.cards.strategies import legal_cards
 
 import scantling as sc
@@ -204,7 +205,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         }
     },
 }
-CARDS = {name: from_dict({**BASE, **change}, name) for name, change in CHANGES.items()}
+CARDS = {name: from_dict({**BASE, **change}, name) for name, change in (CHANGES | REST).items()}
 
 
 def registered() -> set[type[Part]]:
