@@ -21,6 +21,8 @@ from scantling.numbers.memory import memory
 from scantling.parts.attention import Attention
 from scantling.parts.rope import RoPE
 
+TINY = sorted(path.name for path in (GOLDEN / "tiny").iterdir())
+
 
 def test_a_window_of_one_sees_itself_only() -> None:
     """CFG-08: with window 1 the tokens before change nothing."""
@@ -131,3 +133,30 @@ def test_logits_follow_the_scale_of_the_config(tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(found, original(ids).logits, **CLOSE)
     assert (found - sc.load(source).logits(ids)).abs().max() > 1e-3
+
+
+NOT_THE_CLASS = {("mistral", "sliding_window"), ("deepseek_v3", "num_key_value_heads")}
+"""By design: Mistral without the key has no window (CFG-06), and DeepSeek's class says 128 whatever the heads are."""
+ONE_OF_EACH = {json.loads((GOLDEN / "tiny" / name / "config.json").read_text())["model_type"]: name for name in TINY}
+
+
+@pytest.mark.parametrize("model_type", sorted(ONE_OF_EACH))
+def test_a_key_that_is_missing_or_null_means_what_the_original_takes_it_for(model_type: str) -> None:
+    """CFG-07, CFG-17: every key of every family: the model that the original's defaults describe, or a refusal."""
+    transformers = pytest.importorskip("transformers")
+    errors = pytest.importorskip("huggingface_hub.errors")
+    config = json.loads((GOLDEN / "tiny" / ONE_OF_EACH[model_type] / "config.json").read_text())
+    compared = 0
+    for key in sorted(set(config) - {"model_type", "transformers_version", "architectures"}):
+        without = {k: v for k, v in config.items() if k != key}
+        if (model_type, key) in NOT_THE_CLASS:
+            continue
+        for said in (without, {**without, key: None}):
+            try:
+                ours = sc.assemble(card_of_config(said, "x", "x"))
+                resolved = transformers.CONFIG_MAPPING[model_type].from_dict(said).to_dict()
+            except (sc.ScantlingInputError, errors.StrictDataclassError):
+                continue
+            compared += 1
+            assert ours == sc.assemble(card_of_config(json.loads(json.dumps(resolved)), "x", "x")), key
+    assert compared >= 10
