@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ def table() -> list[tuple[str, list[str], str]]:
     return [(case, re.findall(r"`([^`]+::[^`]+)`", tests), left) for case, tests, left in rows]
 
 
+@cache
 def names(path: Path) -> set[str]:
     """``function`` and ``Class::method`` of every test in a file."""
     found = set()
