@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow lint types bench clean
+.PHONY: demo test slow lint types bench docs clean
 
 demo: $(READY)
 	$(BIN)/scantling count smollm2-135m
@@ -24,6 +24,9 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+
+docs: $(READY)
+	$(BIN)/python -m tests.support_matrix --write
 
 bench: $(READY)
 	$(BIN)/python bench/startup.py

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.cards.rest import REST
 from tests.cards.strategies import any_cards
 
 import scantling as sc
@@ -289,7 +290,7 @@ SEQ2SEQ: dict[str, dict[str, Any]] = {
     },
     "two modern stacks": {"decoder": {"n_layers": 1, "attention": {"window": 4}}},
 }
-CARDS = {name: from_dict({**BASE, **change}, name) for name, change in CHANGES.items()}
+CARDS = {name: from_dict({**BASE, **change}, name) for name, change in (CHANGES | REST).items()}
 CARDS |= {name: from_dict({**BASE, "family": "encoder", **change}, name) for name, change in ENCODERS.items()}
 CARDS |= {name: from_dict({**BASE, "family": "encoder-decoder", **change}, name) for name, change in SEQ2SEQ.items()}
 WITH_DECODER = {name: card for name, card in CARDS.items() if card.family != "encoder"}

@@ -222,7 +222,7 @@ def _qk_norm(spec: schema.QKNorm | None, heads: int, d_head: int) -> Norm | Head
         return HeadNorm(heads, d_head, spec.eps, centred=spec.kind == "layernorm")
     width = d_head if spec.over == "head" else heads * d_head
     if spec.kind == "rmsnorm":
-        return RMSNorm(width, spec.eps, spec.plus_one)
+        return _rms_norm(width, spec)
     return LayerNorm(width, spec.eps, spec.bias)
 
 
@@ -284,8 +284,13 @@ def _scaling(card: Card, spec: schema.Scaling | None) -> rope.Scaling | None:
 
 def _norm(spec: schema.RMSNorm | schema.LayerNorm, d: int) -> Norm:
     if isinstance(spec, schema.RMSNorm):
-        return RMSNorm(d, spec.eps, spec.plus_one)
+        return _rms_norm(d, spec)
     return LayerNorm(d, spec.eps, spec.bias)
+
+
+def _rms_norm(d: int, spec: schema.RMSNorm | schema.QKNorm) -> RMSNorm:
+    rounded = not spec.plus_one if spec.rounded is None else spec.rounded
+    return RMSNorm(d, spec.eps, spec.plus_one, rounded)
 
 
 def _mlp(

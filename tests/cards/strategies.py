@@ -32,12 +32,22 @@ EPS = st.floats(1e-12, 0.1)
 
 @composite
 def qk_norms(draw: DrawFn) -> dict[str, Any]:
-    """A bias is a layernorm's, plus_one an rmsnorm's, and a norm of each head has neither."""
+    """A bias is a layernorm's, plus_one and rounded an rmsnorm's, and a norm of each head has none of them."""
     kind = draw(st.sampled_from(["rmsnorm", "layernorm"]))
     section = {"kind": kind, "eps": draw(EPS)} | some(draw, {"over": st.sampled_from(["head", "each_head", "width"])})
     if section.get("over") == "each_head":
         return section
-    return section | some(draw, {"bias" if kind == "layernorm" else "plus_one": st.booleans()})
+    return section | draw(gains(kind))
+
+
+@composite
+def gains(draw: DrawFn, kind: str) -> dict[str, Any]:
+    """How a norm's gain is applied; with plus_one it multiplies before anything is rounded."""
+    if kind == "layernorm":
+        return some(draw, {"bias": st.booleans()})
+    section = some(draw, {"plus_one": st.booleans()})
+    rounded = st.sampled_from([None, False] if section.get("plus_one") else [None, False, True])
+    return section | some(draw, {"rounded": rounded})
 
 
 @composite
@@ -151,7 +161,7 @@ def norms(draw: DrawFn, places: tuple[str, ...] = PLACES, needed: tuple[str, ...
     at = st.lists(st.sampled_from(places), min_size=1, max_size=3, unique=True)
     at = at.map(lambda drawn: [*drawn, *(place for place in needed if place not in drawn)])
     section = {"kind": kind, "eps": draw(EPS)} | some(draw, {"at": at, "final": st.booleans() | st.none()})
-    return section | some(draw, {"bias" if kind == "layernorm" else "plus_one": st.booleans()})
+    return section | draw(gains(kind))
 
 
 @composite

@@ -31,6 +31,8 @@ GOOD: dict[str, Any] = {
 }
 MOE = "{kind: moe, n_experts: 4, top_k: 2, expert: {kind: plain, act: relu}}"
 SHORT_TURN = "{kind: rope, theta: 1.0e+4, d_rotary: 2, scaling: {kind: dynamic, factor: 2.0, trained_length: 8}}"
+GAINS = "{norm: {kind: rmsnorm, eps: 1.0e-6, plus_one: true, rounded: true}}"
+QK = "{kind: rmsnorm, eps: 1.0e-6, "
 LOW_BASE = "{kind: rope, theta: 1.0, scaling: {kind: yarn, factor: 2.0, trained_length: 8}}"
 LLAMA3 = "factor: 8.0, trained_length: 32, low_freq_factor: 4.0, high_freq_factor: 4.0}"
 LONGROPE = "{kind: longrope, trained_length: 8, short_factor: [1.0, 1.0], long_factor: [1.0, 1.0]}"
@@ -112,10 +114,10 @@ VALUES: list[tuple[str, str | None, *tuple[str, ...]]] = [
         "norm.epsilon",
         "1.0",
         "unknown key",
-        "known here: eps, at, plus_one, final, skip_first, kind",
+        "known here: eps, at, plus_one, rounded, final, skip_first, kind",
         "did you mean 'eps'?",
     ),
-    ("norm.bias", "true", "unknown key", "known here: eps, at, plus_one, final, skip_first, kind"),
+    ("norm.bias", "true", "unknown key", "known here: eps, at, plus_one, rounded, final, skip_first, kind"),
     ("mlp.dff", "64", "unknown key", "did you mean 'd_ff'?"),
     ("mlp.top_k", "2", "unknown key", "known here: act, d_ff, bias, clamp, kind"),
     ("embedding.scales", "2.0", "unknown key", "did you mean 'scale'?"),
@@ -291,6 +293,18 @@ VALUES: list[tuple[str, str | None, *tuple[str, ...]]] = [
     ("attention.bias", "[q, k, q]", "is ['q', 'k', 'q']: name each projection once"),
     ("norm.at", "[]", "is []: name one or more of in, res, out, each once"),
     ("norm.at", "[in, out, in]", "each once"),
+    (
+        "norm",
+        "{kind: rmsnorm, eps: 1.0e-6, plus_one: true, rounded: true}",
+        "norm.rounded is True: with plus_one the gain",
+    ),
+    ("embedding", GAINS, "embedding.norm.rounded is True: with plus_one the gain"),
+    ("attention.qk_norm", QK + "plus_one: true, rounded: true}", "qk_norm.rounded is True: with plus_one the gain"),
+    (
+        "attention.qk_norm",
+        QK + "over: each_head, rounded: false}",
+        "qk_norm.rounded is False: only a rmsnorm over head",
+    ),
     ("residual", "{shared_norm: true}", "residual.shared_norm is True: only parallel sublayers can share a norm"),
     ("residual", "{parallel: true, from_norm: true}", "residual.from_norm is True: it needs sequential sublayers"),
     ("mlp.clamp", "{limit: 7.0, alpha: 0}", "mlp.clamp.alpha is 0; expected float > 0.0"),

@@ -90,6 +90,7 @@ def test_widths_by_default(d_model: int, gated: int, plain: int) -> None:
 
 
 FLAGS = ("residual.parallel", "residual.shared_norm", "residual.from_norm", "norm.plus_one", "norm.final")
+FLAGS += ("norm.rounded", "attention.qk_norm.rounded")
 FLAGS += ("attention.sinks", "mlp.bias", "mlp.selection_bias", "head.bias", "embedding.scale_rounded")
 FLAGS += ("position.scaled", "position.rounded", "position.from_mask", "position.scaling.truncate")
 VALUES = ("attention.softcap", "attention.clip", "attention.q_rank", "position.kind alibi", "position.offset")

@@ -21,6 +21,7 @@ from scantling.cards.schema import (
     MultiHead,
     Plain,
     QKNorm,
+    RMSNorm,
     RoPE,
     Side,
     YarnScaling,
@@ -43,6 +44,9 @@ def complete(card: Card) -> Card:
         _refuse(card, "norm.at", card.norm.at, "name one or more of in, res, out, each once")
     _residual(card)
     inner = card.embedding.norm
+    for key, norm in (("norm", card.norm), ("embedding.norm", inner)):
+        if isinstance(norm, RMSNorm) and norm.rounded and norm.plus_one:
+            _refuse(card, f"{key}.rounded", True, "with plus_one the gain multiplies first")
     if inner is not None and (inner.at != ["in"] or inner.final is not None or inner.skip_first):
         _refuse(card, "embedding.norm", "given at, final or skip_first", "it stands in one place only: leave them out")
     if card.embedding.scale_rounded and card.embedding.scale is None:
@@ -99,6 +103,10 @@ def _qk_norm(card: Card, norm: QKNorm | None, at: str) -> None:
     for key, kind in (("bias", "layernorm"), ("plus_one", "rmsnorm")):
         if getattr(norm, key) and (norm.kind != kind or norm.over == "each_head"):
             _refuse(card, f"{at}qk_norm.{key}", True, f"only a {kind} over head or width can have it")
+    if norm.rounded is not None and (norm.kind != "rmsnorm" or norm.over == "each_head"):
+        _refuse(card, f"{at}qk_norm.rounded", norm.rounded, "only a rmsnorm over head or width can have it")
+    if norm.rounded and norm.plus_one:
+        _refuse(card, f"{at}qk_norm.rounded", True, "with plus_one the gain multiplies first")
 
 
 def _reach(card: Card, attention: MultiHead, at: str) -> None:

@@ -32,6 +32,7 @@ class QKNorm(Section):
         kind: layernorm has a shift only if `bias` says so.
         over: head (one gain for all heads, over d_head), each_head (a gain per head), width (over all heads together).
         plus_one: the gain is 1 + weight.
+        rounded: as for the blocks' RMSNorm.
     """
 
     kind: Literal["rmsnorm", "layernorm"]
@@ -39,6 +40,7 @@ class QKNorm(Section):
     over: Literal["head", "each_head", "width"] = "head"
     bias: bool = False
     plus_one: bool = False
+    rounded: bool | None = None
 
 
 class Stride(Section):
@@ -264,6 +266,8 @@ class RMSNorm(Section, tag_field="kind", tag="rmsnorm"):
         eps: added to the mean square; always explicit.
         at: where a sublayer is normalised: in (pre-norm), out (post-norm), res (before the addition).
         plus_one: the gain is 1 + weight (Gemma).
+        rounded: the normed vector is rounded to its dtype before the gain multiplies it (Llama), not after (OLMo 2),
+            which shows in 16 bits; default yes unless `plus_one`.
         final: the stack ends in a norm; default yes unless `at` has out.
         skip_first: the first sublayer of a stack reads the stream as it is (ModernBERT).
     """
@@ -271,6 +275,7 @@ class RMSNorm(Section, tag_field="kind", tag="rmsnorm"):
     eps: Positive
     at: list[Place] = field(default_factory=lambda: ["in"])
     plus_one: bool = False
+    rounded: bool | None = None
     final: bool | None = None
     skip_first: bool = False
 

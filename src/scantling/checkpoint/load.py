@@ -15,7 +15,7 @@ from scantling.checkpoint.gguf import read_gguf
 from scantling.checkpoint.gguf_values import dequantise
 from scantling.checkpoint.header import TensorInfo
 from scantling.checkpoint.hf_config import beyond, end_ids, labels, read_config, start_id
-from scantling.checkpoint.names import Link, foreign_shapes, links, match
+from scantling.checkpoint.names import WRAPPERS, Link, bare, foreign_shapes, links, match
 from scantling.checkpoint.sharded import read_checkpoint
 from scantling.errors import ScantlingInputError, need
 
@@ -68,7 +68,8 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
     names, extra = match(shapes, wanted, kind.prefix, ignored, str(where), kind.renamed, kind.absent)
     notes = [*header.notes, *_wrapper_notes(names)]
     read = _reader(header.tensors)
-    head = {name for name in extra if name in ("lm_head.weight", f"{kind.prefix}lm_head.weight")}
+    heads = {f"{row.theirs}.weight" for row in kind.rows(card) if row.ours in ("head", "head.matrix")}
+    head = {name for name in extra if bare(name, kind.renamed).removeprefix(kind.prefix) in heads}
     if head and card.tied:
         notes.append(_check_tied(read, head.pop(), names, table, str(where)))
     elif extra:
@@ -148,9 +149,7 @@ def _check_tied(
 
 
 def _wrapper_notes(names: Mapping[str, str]) -> list[str]:
-    wrapped = [found for wanted, found in names.items() if not wanted.endswith(found) and not found.endswith(wanted)]
-    stripped = [found for wanted, found in names.items() if found != wanted and found.endswith(wanted)]
-    odd = wrapped or stripped
+    odd = [name for name in names.values() if name.startswith(WRAPPERS)]
     return [f"names such as {odd[0]!r} carry the prefix of a wrapper, which was removed"] if odd else []
 
 

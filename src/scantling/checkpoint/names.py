@@ -217,6 +217,15 @@ WRAPPERS = ("_orig_mod.", "module.")
 """Prefixes that torch.compile and DistributedDataParallel leave on names."""
 
 
+def bare(name: str, renamed: Sequence[tuple[str, str]]) -> str:
+    """A file's name without wrappers, and where the family has two names for it, the one of its table."""
+    while wrapper := next((w for w in WRAPPERS if name.startswith(w)), None):
+        name = name[len(wrapper) :]
+    for pattern, replacement in renamed:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
 def match(
     found: Mapping[str, Shape],
     wanted: Mapping[str, Shape],
@@ -244,17 +253,13 @@ def match(
     names: dict[str, str] = {}
     extra: list[str] = []
     for name in found:
-        bare = name
-        while wrapper := next((w for w in WRAPPERS if bare.startswith(w)), None):
-            bare = bare[len(wrapper) :]
-        for pattern, replacement in renamed:
-            bare = re.sub(pattern, replacement, bare)
-        full = bare if bare in wanted else prefix + bare
+        plain = bare(name, renamed)
+        full = plain if plain in wanted else prefix + plain
         if full in names:
             raise ScantlingInputError(f"{where}: {names[full]!r} and {name!r} are one tensor under two names; keep one")
         if full in wanted:
             names[full] = name
-        elif not any(re.fullmatch(pattern, bare.removeprefix(prefix)) for pattern in ignored):
+        elif not any(re.fullmatch(pattern, plain.removeprefix(prefix)) for pattern in ignored):
             extra.append(name)
     optional = [name for name in wanted if any(re.fullmatch(p, name.removeprefix(prefix)) for p in absent)]
     missing = [name for name in wanted if name not in names and name not in optional]

@@ -95,11 +95,14 @@ class RMSNorm(Part):
 
     Attributes:
         plus_one: the gain is 1 + w, multiplied before the result is rounded (Gemma).
+        rounded: the normed vector is rounded to its dtype before the gain multiplies it (Llama); without it only the
+            result is.
     """
 
     d: int
     eps: float
     plus_one: bool = False
+    rounded: bool = True
     role = "norm"
 
     @property
@@ -116,7 +119,11 @@ class RMSNorm(Part):
     def module(self, path: str) -> nn.Module:
         from torch import nn
 
-        return super().module(path) if self.plus_one else nn.RMSNorm(self.d, eps=self.eps)
+        from scantling.tensor.norm import RoundedRMSNorm
+
+        if self.plus_one:
+            return super().module(path)
+        return (RoundedRMSNorm if self.rounded else nn.RMSNorm)(self.d, eps=self.eps)
 
     def forward(self, net: Any, x: Any) -> Any:
         wide = x.float()

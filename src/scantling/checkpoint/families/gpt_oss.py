@@ -40,7 +40,7 @@ def _card(keys: Keys) -> dict[str, Any]:
             "sinks": True,
         },
         "position": position,
-        "norm": {"kind": "rmsnorm", "eps": keys.number("rms_norm_eps", 1e-5)},
+        "norm": {"kind": "rmsnorm", "eps": keys.number("rms_norm_eps", 1e-5), "rounded": False},
         "mlp": _experts(keys),
         "pattern": pattern(windows(keys, window(keys, 128), usual)),
         "dropout": {"attention": keys.number("attention_dropout", 0.0)},

@@ -67,5 +67,6 @@ FAMILY = Family(
     prefix="gpt_neox.",
     ignored=(r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
     irrelevant=frozenset({"classifier_dropout"}),
+    renamed=((r"^lm_head\.", "embed_out."),),
     tied_by_default=False,
 )

@@ -14,7 +14,7 @@ from scantling.checkpoint.names import Row
 
 def _card(keys: Keys) -> dict[str, Any]:
     sections = llama.common(keys, ["q", "k", "v", "o"] if keys.flag("attention_bias", False) else [], eps=1e-5)
-    norm = sections["norm"]
+    norm = {**sections["norm"], "rounded": False}
     sections["attention"]["qk_norm"] = {**norm, "over": "width"}
     return sections | {"norm": {**norm, "at": ["res"]}, "mlp": llama.gated(keys, False)}
 
