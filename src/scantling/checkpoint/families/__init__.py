@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from scantling.checkpoint.config_keys import near
 from scantling.checkpoint.families import (
+    bert,
     bloom,
     deepseek,
+    distilbert,
+    electra,
     falcon,
     gemma,
     gpt2,
     gpt_oss,
     gptj,
     llama,
+    modernbert,
     mpt,
     neox,
     olmo,
@@ -20,6 +24,7 @@ from scantling.checkpoint.families import (
     phi,
     phi3,
     qwen,
+    roberta,
     smollm3,
     stablelm,
 )
@@ -53,6 +58,11 @@ FAMILIES: dict[str, Family] = {
     "mpt": mpt.FAMILY,
     "opt": opt.FAMILY,
     "openai-gpt": openai_gpt.FAMILY,
+    "bert": bert.FAMILY,
+    "roberta": roberta.FAMILY,
+    "distilbert": distilbert.FAMILY,
+    "electra": electra.FAMILY,
+    "modernbert": modernbert.FAMILY,
 }
 """By the `model_type` of a Hugging Face config."""
 
