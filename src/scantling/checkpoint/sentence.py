@@ -57,12 +57,10 @@ def _step(entry: Any, path: Path) -> tuple[str, str]:
 
 def _pool(path: Path) -> Any:
     keys = Keys(read_json(path), str(path))
-    named = keys.raw("pooling_mode")
     asked = [mode for mode in _MODES if keys.flag(f"pooling_mode_{mode}", False)]
-    asked = asked or [{"cls": "cls_token", "mean": "mean_tokens"}.get(named, named) if isinstance(named, str) else None]
     keys.finish(_OTHER_KEYS)
     if len(asked) != 1 or asked[0] not in _POOLS:
         known = ", ".join(f"pooling_mode_{mode}" for mode in _POOLS)
-        found = " and ".join(f"pooling_mode_{mode}" for mode in asked if mode) or "no mode"
+        found = " and ".join(f"pooling_mode_{mode}" for mode in asked) or "no mode"
         raise ScantlingInputError(f"{path}: {found} is asked for; exactly one of {known} is supported")
     return _POOLS[asked[0]]
