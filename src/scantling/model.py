@@ -262,6 +262,29 @@ class Model:
             raise ScantlingInputError("stop strings go with a text prompt; ids are not decoded")
         return continue_ids(self, self.ids(prompt), max_new_tokens, sampling, attention_mask, ignore_eos)
 
+    def embed(self, texts: Sequence[str], batch_size: int = 32) -> Tensor:
+        """A vector per text, by an encoder: (N, d) in float32.
+
+        A head of kind embedding pools as it says. Under any other head (masked LM, labels, none) the vector is the mean
+        of the last hidden states of all tokens, special ones included, divided by its length.
+
+        Args:
+            texts: each gets the tokenizer's special tokens; one longer than the context is cut, with a warning.
+            batch_size: texts that run together; the vectors do not depend on it.
+
+        Raises:
+            ScantlingInputError: no encoder, no tokenizer, no texts, or one without any token.
+        """
+        import warnings
+
+        need("torch", "embed texts")
+        from scantling.generate.embed import encode, vectors
+
+        encoded = encode(self, texts)
+        for note in encoded.notes:
+            warnings.warn(note, stacklevel=2)
+        return vectors(self, encoded.rows, batch_size)
+
     def _context(
         self,
         ids: Tensor,

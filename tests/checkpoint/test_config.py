@@ -115,7 +115,7 @@ BAD: list[tuple[str, dict[str, Any], *tuple[str, ...]]] = [
     ("llama", {"model_type": "lama"}, "model_type is 'lama'; known: gpt2, llama, mistral, mixtral", "mean 'llama'?"),
     ("llama", {"model_type": "gpt-2"}, "did you mean 'gpt2'?"),
     ("llama", {"model_type": "Mixtral"}, "did you mean 'mixtral'?"),
-    ("llama", {"model_type": "bert"}, "model_type is 'bert'; known: gpt2, llama"),
+    ("llama", {"model_type": "xlnet"}, "model_type is 'xlnet'; known: gpt2, llama"),
     ("llama", {"model_type": ""}, "model_type is ''; known"),
     ("llama", {"model_type": GONE}, "model_type is None; known"),
     ("llama", {"model_type": 3}, "model_type is 3; known"),

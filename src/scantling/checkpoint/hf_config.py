@@ -13,11 +13,14 @@ from scantling.checkpoint.families import family
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.header import shown
 from scantling.checkpoint.layer_keys import MAX_LAYERS
+from scantling.checkpoint.sentence import with_pooling
 from scantling.errors import ScantlingInputError
 
 
 def read_config(path: Path, *, weights: bool = False) -> tuple[Card, str]:
     """The card of a config file, named after its folder, and its model type.
+
+    What sentence-transformers keeps beside the config counts too.
 
     Args:
         weights: the tensors beside it are to be read too.
@@ -34,7 +37,7 @@ def read_config(path: Path, *, weights: bool = False) -> tuple[Card, str]:
     named = data.get("_name_or_path")
     folder = path.resolve().parent.name if path.name == "config.json" else path.stem
     name = folder or (named if isinstance(named, str) and named else "model")
-    return card_of_config(data, name, str(path)), str(data["model_type"])
+    return with_pooling(card_of_config(data, name, str(path)), path.parent), str(data["model_type"])
 
 
 def card_of_config(data: Mapping[str, Any], name: str, where: str) -> Card:

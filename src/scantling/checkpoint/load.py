@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,10 +63,11 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
     kind, weights = family(model_type, str(config)), weights_of(card)
     table = links(kind.rows(card), weights)
     shapes = {name: info.shape for name, info in header.tensors.items()}
-    ignored = (*kind.ignored, *beyond(config, kind, card.n_layers))
+    other_head = () if card.head.kind == "lm" else kind.vocabulary_head
+    ignored = (*kind.ignored, *other_head, *beyond(config, kind, card.n_layers))
     wanted = foreign_shapes(table, weights)
     names, extra = match(shapes, wanted, kind.prefix, ignored, str(where), kind.renamed, kind.absent)
-    notes = [*header.notes, *_wrapper_notes(names)]
+    notes = [*header.notes, *_wrapper_notes(names), *_unread_notes(shapes.keys() - names.values() - set(extra))]
     read = _reader(header.tensors)
     heads = {f"{row.theirs}.weight" for row in kind.rows(card) if row.ours in ("head", "head.matrix")}
     head = {name for name in extra if bare(name, kind.renamed).removeprefix(kind.prefix) in heads}
@@ -151,6 +152,15 @@ def _check_tied(
 def _wrapper_notes(names: Mapping[str, str]) -> list[str]:
     odd = [name for name in names.values() if name.startswith(WRAPPERS)]
     return [f"names such as {odd[0]!r} carry the prefix of a wrapper, which was removed"] if odd else []
+
+
+def _unread_notes(unread: Iterable[str]) -> list[str]:
+    """What a file has and this model does not read: buffers, and heads of other tasks."""
+    names = sorted(unread)
+    if not names:
+        return []
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return [f"not read: {', '.join(map(repr, names[:6]))}{more}"]
 
 
 def _dtype(infos: list[TensorInfo], asked: str | None) -> tuple[Any, tuple[str, ...]]:

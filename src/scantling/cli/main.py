@@ -13,7 +13,10 @@ from scantling.errors import ScantlingError, nearest
 VERBS = {
     "card": "print a model's card as YAML",
     "cards": "list the presets",
+    "classify": "labels of texts or of their tokens",
     "count": "exact parameters",
+    "embed": "a vector per text",
+    "fill": "the likeliest words at a mask",
     "flops": "FLOPs per component and convention",
     "generate": "continue a prompt",
     "memory": "weights, cache, logits, scores, in bytes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -13,6 +13,9 @@ from scantling.cards import Card
 from scantling.cards.rules import position_limit
 from scantling.errors import ScantlingInputError
 from scantling.parts.part import Workload
+
+if TYPE_CHECKING:
+    from scantling.model import Model
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,6 +63,42 @@ def workload(card: Card, batch: int, tokens: int | None, past: int, **more: Any)
             f"{past + new:,} positions (past + tokens) are asked for and {card.name} has {limit:,} learned ones"
         )
     return Workload(batch, new, past, **more)
+
+
+def not_empty(texts: Sequence[str]) -> None:
+    """Refuse a command without texts, or with an empty one.
+
+    Raises:
+        ScantlingInputError: there is none, or one has no visible character.
+    """
+    if not texts:
+        raise ScantlingInputError("no text is given: at least one is needed")
+    if empty := [i for i, text in enumerate(texts, 1) if not text.strip()]:
+        raise ScantlingInputError(f"text {empty[0]} is empty: at least one character is needed")
+
+
+def encoder(model: str | None, device: str, revision: str | None) -> Model:
+    """An encoder with its weights, all-MiniLM-L6-v2 where none is named; what loading noticed goes to standard error.
+
+    Raises:
+        ScantlingInputError: no such model, or one of another family.
+    """
+    from scantling.checkpoint.find import card_of, default_encoder
+    from scantling.model import load
+
+    found = str(default_encoder()) if model is None else model
+    if (card := card_of(found, revision=revision)).family != "encoder":
+        raise ScantlingInputError(f"{found} is of family {card.family}; this command needs an encoder")
+    lm = load(found, device=device, revision=revision)
+    for note in lm.notes:
+        click.echo(f"note: {note}", err=True)
+    return lm
+
+
+def short(text: str, most: int = 48) -> str:
+    """A text on one line, cut where it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def width() -> int:

