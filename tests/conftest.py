@@ -17,6 +17,14 @@ def golden_json(name: str) -> Any:
     return json.loads((GOLDEN / name).read_text())
 
 
+def stacks_of(name: str) -> str:
+    """Which stacks a recorded tiny model has: decoder, encoder or encoder-decoder."""
+    from scantling.checkpoint.families import FAMILIES
+
+    config = json.loads((GOLDEN / "tiny" / name / "config.json").read_text())
+    return FAMILIES[config["model_type"]].stacks
+
+
 @pytest.fixture(scope="session")
 def smollm() -> Any:
     """SmolLM2-135M-Instruct, dequantised to float32."""

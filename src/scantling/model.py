@@ -403,12 +403,29 @@ def _built(loaded: Loaded, tokenizer: Tokenizer | None, device: Any) -> Model:
     parts = assemble(loaded.card)
     net = parts.build(device="meta")
     constants = {name: value.to(_dtype_of(loaded.tensors)) for name, value in computed(parts).items()}
+    notes = (*loaded.notes, *_restated(loaded, constants))
     net.load_state_dict(loaded.tensors | constants, strict=True, assign=True)
     net = net.to(device).eval().requires_grad_(False)
     dtype: Any = str(next(net.parameters()).dtype).removeprefix("torch.")
     card = replace(loaded.card, dtype=dtype) if dtype in ("float32", "float16", "bfloat16") else loaded.card
     ends = loaded.eos_ids | (tokenizer.eos_ids if tokenizer else frozenset())
-    return Model(card, parts, net, tokenizer, loaded.notes, ends, loaded.start_id, loaded.labels)
+    return Model(card, parts, net, tokenizer, notes, ends, loaded.start_id, loaded.labels)
+
+
+def _restated(loaded: Loaded, constants: dict[str, Tensor]) -> list[str]:
+    """A note for each table that the file stores although it is computed.
+
+    Raises:
+        ScantlingInputError: the stored one is another: the weights belong to other positions.
+    """
+    torch = need("torch", "compare weights")
+    for name, stored in loaded.restated.items():
+        computed = constants[name].float()
+        # Half of the dtypes' last places, and what sines of large angles lose in float32.
+        apart = 0.01 if stored.dtype == torch.bfloat16 else 1e-3
+        if stored.shape != computed.shape or not torch.allclose(stored.float(), computed, atol=apart, rtol=0):
+            raise ScantlingInputError(f"the stored {name!r} differs from the waves that the config asks for")
+    return [f"{name!r} is stored and equals the waves that are computed" for name in loaded.restated]
 
 
 def _dtype_of(tensors: dict[str, Tensor]) -> Any:

@@ -23,6 +23,7 @@ from scantling.cards.schema import (
     QKNorm,
     RoPE,
     Side,
+    Sinusoidal,
     YarnScaling,
 )
 from scantling.errors import ScantlingInputError
@@ -195,8 +196,9 @@ def table_rows(card: Card) -> int:
 
 
 def position_limit(card: Card) -> int | None:
-    """Positions that exist at all: the rows of a learned table; None where any position can be computed."""
-    return card.context if isinstance(card.position, Learned) else None
+    """Positions that exist at all: the rows of a table; None where any position can be computed."""
+    in_table = isinstance(card.position, Learned) or (isinstance(card.position, Sinusoidal) and card.position.table)
+    return card.context if in_table else None
 
 
 def _refuse(card: Card, key: str, value: object, right: str) -> None:

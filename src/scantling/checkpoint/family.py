@@ -27,6 +27,7 @@ class Family:
         stacks: the card's family: decoder, encoder or encoder-decoder.
         renamed: old spellings in tensor names, as (pattern, replacement) of `re.sub`.
         absent: patterns of tensor names, without the prefix, that some files leave out where all their numbers are 0.
+        copies: names of tensors, without the prefix, in which some files store the token table again.
     """
 
     card: Callable[[Keys], dict[str, Any]]
@@ -39,3 +40,4 @@ class Family:
     stacks: str = "decoder"
     renamed: Sequence[tuple[str, str]] = ()
     absent: Sequence[str] = ()
+    copies: Sequence[str] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scantling.checkpoint.config_keys import near
 from scantling.checkpoint.families import (
+    bart,
     bloom,
     deepseek,
     falcon,
@@ -22,6 +23,7 @@ from scantling.checkpoint.families import (
     qwen,
     smollm3,
     stablelm,
+    t5,
 )
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.header import shown
@@ -53,6 +55,9 @@ FAMILIES: dict[str, Family] = {
     "mpt": mpt.FAMILY,
     "opt": opt.FAMILY,
     "openai-gpt": openai_gpt.FAMILY,
+    "t5": t5.FAMILY,
+    "bart": bart.BART,
+    "marian": bart.MARIAN,
 }
 """By the `model_type` of a Hugging Face config."""
 
