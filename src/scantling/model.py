@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from scantling.assembly import assemble
 from scantling.cards import Card
 from scantling.cards import card as read_card
-from scantling.cards.rules import position_limit
+from scantling.cards.rules import position_limit, positions_text
 from scantling.checkpoint.find import Found, default_model, find
 from scantling.checkpoint.gguf import read_gguf
 from scantling.checkpoint.load import Loaded, load_gguf, load_safetensors
@@ -229,10 +229,11 @@ class Model:
         attention_mask: Any = None,
         ignore_eos: bool = False,
     ) -> Any:
-        """Continue a prompt.
+        """Continue a prompt; of an encoder-decoder, write the target of a source.
 
         Args:
-            prompt: text, or ids (B, T); padded rows are padded on the left and come with `attention_mask`.
+            prompt: text, or ids (B, T); padded rows are padded on the left and come with `attention_mask`. Of an
+                encoder-decoder, the source, padded anywhere.
             temperature: 0 is greedy.
             top_k, top_p, min_p: keep only the likeliest tokens; 0, 1.0 and 0.0 keep all.
             seed: of the draws; None is a new one each time.
@@ -240,7 +241,8 @@ class Model:
             ignore_eos: go on past end-of-text.
 
         Returns:
-            The new text for a text; for ids the whole rows (B, T + new), ended rows filled with their last id.
+            The new text for a text; for ids the whole rows (B, T + new), ended rows filled with their last id. Of an
+            encoder-decoder the targets, (B, 1 + new) with `start_id` first.
 
         Raises:
             ScantlingInputError: an empty prompt, one longer than the context, or a setting out of range.
@@ -275,7 +277,7 @@ class Model:
     def _fits(self, ids: Tensor) -> None:
         limit = position_limit(self.card)
         if limit is not None and ids.shape[1] > limit:
-            raise ScantlingInputError(f"{ids.shape[1]} tokens and the model has {limit} learned positions")
+            raise ScantlingInputError(f"{ids.shape[1]} tokens and the model has {positions_text(self.card)}")
 
     def _types(self, token_type_ids: Any, ids: Tensor) -> Tensor:
         types, known = _tensor(token_type_ids, "token_type_ids").to(ids.device), self.card.embedding.types
@@ -296,7 +298,7 @@ class Model:
             raise ScantlingInputError(f"position_ids are {positions.dtype} of shape {list(positions.shape)}; {right}")
         limit, low, high = position_limit(self.card), int(positions.min()), int(positions.max())
         if low < 0 or (limit is not None and high >= limit):
-            end = "" if limit is None else f" and below the {limit} learned positions"
+            end = "" if limit is None else f" and below the {positions_text(self.card)}"
             raise ScantlingInputError(f"position id {low if low < 0 else high}: ids are at least 0{end}")
         return positions
 

@@ -201,6 +201,11 @@ def position_limit(card: Card) -> int | None:
     return card.context if in_table else None
 
 
+def positions_text(card: Card) -> str:
+    """``1024 learned positions``, or of a table of waves ``512 positions in a table``."""
+    return f"{card.context} {'learned positions' if isinstance(card.position, Learned) else 'positions in a table'}"
+
+
 def _refuse(card: Card, key: str, value: object, right: str) -> None:
     raise ScantlingInputError(f"card {shown(card.name)}: {key} is {shown(value)}: {right}")
 
