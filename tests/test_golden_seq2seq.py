@@ -192,7 +192,9 @@ def test_every_parameter_has_the_gradient_of_the_original(case: Any) -> None:
                 grad, wanted = (x[: lm.start_id] for x in (grad, wanted))
             torch.testing.assert_close(grad, wanted, atol=close(lm)["atol"] / 5, rtol=2e-3)
             compared.add(their_name)
-    assert compared == set(theirs)
+    # Loaded from a file, the original's fixed waves have gradients that its optimizer would follow; ours have none.
+    waves = {f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder") if model_type == "marian"}
+    assert compared == set(theirs) - waves
 
 
 def test_the_decoder_reads_labels_shifted_once() -> None:
