@@ -375,6 +375,8 @@ def tokenizer_of(model: str | os.PathLike[str] | None = None, *, revision: str |
     """
     found = _find(model, revision)
     tokenizer = _tokenizer(found)
+    if tokenizer is None and (found.path / "source.spm").exists():
+        return Tokenizer.from_folder(found.path)
     if tokenizer is None:
         raise ScantlingInputError(f"{found.path}: no tokenizer; a folder with tokenizer.json, or a .gguf file, has one")
     return tokenizer

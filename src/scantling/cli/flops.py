@@ -16,7 +16,15 @@ from scantling.units import flops_text
 @show.workload_options()
 @show.revision_option
 @show.json_option
-def command(model: str, batch: int, tokens: int | None, past: int, source_tokens: int | None, revision: str | None, as_json: bool) -> None:
+def command(
+    model: str,
+    batch: int,
+    tokens: int | None,
+    past: int,
+    source_tokens: int | None,
+    revision: str | None,
+    as_json: bool,
+) -> None:
     """FLOPs of one pass: per component, full and causal, forward and training, the 2N / 6N rule beside them.
 
     2 per multiply-add, matrix products only: norms, softmax, activations and lookups are not counted.

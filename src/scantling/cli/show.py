@@ -71,7 +71,9 @@ def workload(
     if card.family != "encoder-decoder":
         raise ScantlingInputError(f"--source-tokens: {card.name} is of family {card.family} and reads no source")
     if limit is not None and source_tokens > limit:
-        raise ScantlingInputError(f"a source of {source_tokens:,} is asked for and {card.name} has {positions_text(card)}")
+        raise ScantlingInputError(
+            f"a source of {source_tokens:,} is asked for and {card.name} has {positions_text(card)}"
+        )
     return Workload(batch, new, past, source_tokens, **more)
 
 

@@ -50,15 +50,20 @@ def command(
     kept = parts.named_state(w)
     cache = 0 if train else sum(_bytes(s, activations) * s.repeat for s in steps if s.path in kept)
     if as_json:
-        about = {"batch": w.batch, "tokens": w.tokens, "past": w.past, **show.sources(card, w), "kernel": kernel, "dtype": activations}
+        about = {
+            "batch": w.batch,
+            "tokens": w.tokens,
+            "past": w.past,
+            **show.sources(card, w),
+            "kernel": kernel,
+            "dtype": activations,
+        }
         sums: dict[str, Any] = {"total_params": params, "total_flops": forward, "kv_cache_bytes": cache}
         if train:
             sums["training_flops"] = (1 + BACKWARD) * forward
         show.emit({"name": card.name, **about, "steps": [_json(step, activations, train) for step in steps], **sums})
         return
-    show.say(
-        f"{card.name}, {show.sizes(card, w)}, {kernel} attention, activations in {activations}"
-    )
+    show.say(f"{card.name}, {show.sizes(card, w)}, {kernel} attention, activations in {activations}")
     show.say()
     _table(steps, activations)
     show.say(f"total: {params:,} parameters, {forward:,} FLOPs ({flops_text(forward)}) forward, full square")
