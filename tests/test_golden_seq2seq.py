@@ -26,7 +26,7 @@ def case(request: pytest.FixtureRequest) -> tuple[sc.Model, dict[str, Any]]:
 
 
 def close(lm: sc.Model) -> dict[str, float]:
-    """The measured tolerances: Marian's embeddings are scaled and never normed, so its rounding is four times as large."""
+    """The measured tolerances: Marian's embeddings are scaled and never normed, so its rounding is larger."""
     scaled = lm.card.embedding.scale is not None and lm.card.embedding.norm is None
     return {"atol": 2e-4 if scaled else 5e-5, "rtol": 1e-4}
 

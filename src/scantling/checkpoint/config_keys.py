@@ -236,15 +236,12 @@ class Keys:
             raise ScantlingInputError(f"{self.where}: {name} is {shown(value)}; a mapping is needed")
         return value
 
-    def finish(self, irrelevant: frozenset[str], two_stacks: bool = False) -> None:
-        """Refuse, by name, a key that was neither taken nor irrelevant.
-
-        Args:
-            two_stacks: the family has an encoder and a decoder.
-        """
+    def finish(self, irrelevant: frozenset[str]) -> None:
+        """Refuse, by name, a key that was neither taken nor irrelevant."""
         self.raw("quantization_config")
-        self.only("is_encoder_decoder", two_stacks)
-        self.only("is_decoder", *((False,) if two_stacks else (True, False)))
+        for name, allowed in (("is_encoder_decoder", [False]), ("is_decoder", [True, False])):
+            if name not in self._taken:
+                self.only(name, *allowed)
         left = sorted(set(self.data) - self._taken - irrelevant - COMMON)
         if left:
             raise ScantlingInputError(

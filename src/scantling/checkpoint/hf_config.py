@@ -48,7 +48,7 @@ def card_of_config(data: Mapping[str, Any], name: str, where: str) -> Card:
     sections = kind.card(keys)
     sections.setdefault("tied", keys.flag("tie_word_embeddings", kind.tied_by_default))
     sections["dtype"] = keys.dtype()
-    keys.finish(kind.irrelevant, kind.stacks == "encoder-decoder")
+    keys.finish(kind.irrelevant)
     sections = {key: _present(value) for key, value in sections.items()}
     if method := _quantised(data, where):
         note = f"stored quantised ({method}); sizes are those of the numbers that the blocks stand for"

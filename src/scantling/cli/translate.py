@@ -58,7 +58,7 @@ def command(
         if not as_json:
             show.say(" ".join(done[-1].text.splitlines()))
     if as_json:
-        rows = {
+        rows: dict[str, list[str] | list[int]] = {
             "text": [one.text for one in done],
             "source_tokens": [one.prompt_tokens for one in done],
             "new_tokens": [one.new_tokens for one in done],

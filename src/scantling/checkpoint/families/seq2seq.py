@@ -40,8 +40,10 @@ def architecture(keys: Keys, *known: str) -> str:
     """The class that the weights were saved from; the first of `known` where the config names none.
 
     Raises:
-        ScantlingInputError: another class: its head is not one that an encoder-decoder's card can have.
+        ScantlingInputError: another class: its head is not one that an encoder-decoder's card can have; or one stack.
     """
+    keys.only("is_encoder_decoder", True)
+    keys.only("is_decoder", False)
     named = keys.raw("architectures", [known[0]])
     found = named[0] if isinstance(named, list) and len(named) == 1 else named
     if found not in known:
