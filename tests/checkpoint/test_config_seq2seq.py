@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.conftest import GOLDEN
+from tests.conftest import DATA, GOLDEN
 
 import scantling as sc
 from scantling.checkpoint.hf_config import card_of_config
@@ -225,3 +225,16 @@ def test_stored_waves_must_be_the_waves(tmp_path: Path) -> None:
 def test_a_tensor_of_old_t5_files_that_nothing_reads(tmp_path: Path) -> None:
     unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
     same(rewritten(tmp_path, "t5", lambda t: t.update({unused: torch.ones(12, 5)})), "t5")
+
+
+def test_a_t5_1_1_file_keeps_its_own_head() -> None:
+    """PAR-10: the hub's spelling of an untied head, with logits of the original."""
+    folder = DATA / "checkpoints" / "t5-v1.1-untied"
+    wanted = json.loads((folder / "expected.json").read_text())
+    lm = sc.load(folder)
+    logits = lm.logits(wanted["input_ids"], decoder_ids=wanted["decoder_input_ids"])
+    assert logits.argmax(-1)[0].tolist() == wanted["argmax"]
+    torch.testing.assert_close(logits[0, -1], torch.tensor(wanted["last_row"]), atol=5e-5, rtol=1e-4)
+    assert lm.parts.params == wanted["parameters"]
+    assert lm.card.tied is wanted["head_is_tied"] is False
+    assert lm.card.head.scale is None
