@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": BASE | {"cards"},
     "study": BASE | {"cards", "parts", "assembly", "numbers", "tensor"},
     "model": BASE | {"cards", "parts", "assembly", "checkpoint", "text", "tensor", "generate"},
-    "generate": BASE | {"parts", "tensor", "model", "text"},
+    "generate": BASE | {"cards", "parts", "tensor", "model", "text"},
     "cli": BASE | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "generate"},
     "__init__": BASE | {"cards", "parts", "assembly", "model"},
     "__main__": {"cli"},

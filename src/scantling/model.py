@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from scantling.assembly import assemble
 from scantling.cards import Card
 from scantling.cards import card as read_card
-from scantling.cards.rules import position_limit
+from scantling.cards.rules import position_limit, positions_text
 from scantling.checkpoint.find import Found, default_model, find
 from scantling.checkpoint.gguf import read_gguf
 from scantling.checkpoint.load import Loaded, load_gguf, load_safetensors
@@ -233,10 +233,11 @@ class Model:
         attention_mask: Any = None,
         ignore_eos: bool = False,
     ) -> Any:
-        """Continue a prompt.
+        """Continue a prompt; of an encoder-decoder, write the target of a source.
 
         Args:
-            prompt: text, or ids (B, T); padded rows are padded on the left and come with `attention_mask`.
+            prompt: text, or ids (B, T); padded rows are padded on the left and come with `attention_mask`. Of an
+                encoder-decoder, the source, padded anywhere.
             temperature: 0 is greedy.
             top_k, top_p, min_p: keep only the likeliest tokens; 0, 1.0 and 0.0 keep all.
             seed: of the draws; None is a new one each time.
@@ -244,7 +245,8 @@ class Model:
             ignore_eos: go on past end-of-text.
 
         Returns:
-            The new text for a text; for ids the whole rows (B, T + new), ended rows filled with their last id.
+            The new text for a text; for ids the whole rows (B, T + new), ended rows filled with their last id. Of an
+            encoder-decoder the targets, (B, 1 + new) with `start_id` first.
 
         Raises:
             ScantlingInputError: an empty prompt, one longer than the context, or a setting out of range.
@@ -311,7 +313,7 @@ class Model:
     def _fits(self, ids: Tensor) -> None:
         limit = position_limit(self.card)
         if limit is not None and ids.shape[1] > limit:
-            raise ScantlingInputError(f"{ids.shape[1]} tokens and the model has {limit} learned positions")
+            raise ScantlingInputError(f"{ids.shape[1]} tokens and the model has {positions_text(self.card)}")
 
     def _types(self, token_type_ids: Any, ids: Tensor) -> Tensor:
         types, known = _tensor(token_type_ids, "token_type_ids").to(ids.device), self.card.embedding.types
@@ -357,7 +359,7 @@ class Model:
             raise ScantlingInputError(f"position_ids are {positions.dtype} of shape {list(positions.shape)}; {right}")
         limit, low, high = position_limit(self.card), int(positions.min()), int(positions.max())
         if low < 0 or (limit is not None and high >= limit):
-            end = "" if limit is None else f" and below the {limit} learned positions"
+            end = "" if limit is None else f" and below the {positions_text(self.card)}"
             raise ScantlingInputError(f"position id {low if low < 0 else high}: ids are at least 0{end}")
         return positions
 
@@ -434,6 +436,8 @@ def tokenizer_of(model: str | os.PathLike[str] | None = None, *, revision: str |
     """
     found = _find(model, revision)
     tokenizer = _tokenizer(found)
+    if tokenizer is None and (found.path / "source.spm").exists():
+        return Tokenizer.from_folder(found.path)
     if tokenizer is None:
         raise ScantlingInputError(f"{found.path}: no tokenizer; a folder with tokenizer.json, or a .gguf file, has one")
     return tokenizer
@@ -464,12 +468,29 @@ def _built(loaded: Loaded, tokenizer: Tokenizer | None, device: Any) -> Model:
     parts = assemble(loaded.card)
     net = parts.build(device="meta")
     constants = {name: value.to(_dtype_of(loaded.tensors)) for name, value in computed(parts).items()}
+    notes = (*loaded.notes, *_restated(loaded, constants))
     net.load_state_dict(loaded.tensors | constants, strict=True, assign=True)
     net = net.to(device).eval().requires_grad_(False)
     dtype: Any = str(next(net.parameters()).dtype).removeprefix("torch.")
     card = replace(loaded.card, dtype=dtype) if dtype in ("float32", "float16", "bfloat16") else loaded.card
     ends = loaded.eos_ids | (tokenizer.eos_ids if tokenizer else frozenset())
-    return Model(card, parts, net, tokenizer, loaded.notes, ends, loaded.start_id, loaded.labels)
+    return Model(card, parts, net, tokenizer, notes, ends, loaded.start_id, loaded.labels)
+
+
+def _restated(loaded: Loaded, constants: dict[str, Tensor]) -> list[str]:
+    """A note for each table that the file stores although it is computed.
+
+    Raises:
+        ScantlingInputError: the stored one is another: the weights belong to other positions.
+    """
+    torch = need("torch", "compare weights")
+    for name, stored in loaded.restated.items():
+        computed = constants[name].float()
+        # Half of the dtypes' last places, and what sines of large angles lose in float32.
+        apart = 0.01 if stored.dtype == torch.bfloat16 else 1e-3
+        if stored.shape != computed.shape or not torch.allclose(stored.float(), computed, atol=apart, rtol=0):
+            raise ScantlingInputError(f"the stored {name!r} differs from the waves that the config asks for")
+    return [f"{name!r} is stored and equals the waves that are computed" for name in loaded.restated]
 
 
 def _dtype_of(tensors: dict[str, Tensor]) -> Any:

@@ -24,6 +24,7 @@ from scantling.cards.schema import (
     RMSNorm,
     RoPE,
     Side,
+    Sinusoidal,
     YarnScaling,
 )
 from scantling.errors import ScantlingInputError
@@ -224,8 +225,14 @@ def table_rows(card: Card) -> int:
 
 
 def position_limit(card: Card) -> int | None:
-    """Positions that exist at all: the rows of a learned table; None where any position can be computed."""
-    return card.context if isinstance(card.position, Learned) else None
+    """Positions that exist at all: the rows of a table; None where any position can be computed."""
+    in_table = isinstance(card.position, Learned) or (isinstance(card.position, Sinusoidal) and card.position.table)
+    return card.context if in_table else None
+
+
+def positions_text(card: Card) -> str:
+    """``1024 learned positions``, or of a table of waves ``512 positions in a table``."""
+    return f"{card.context} {'learned positions' if isinstance(card.position, Learned) else 'positions in a table'}"
 
 
 def _refuse(card: Card, key: str, value: object, right: str) -> None:

@@ -251,8 +251,9 @@ class Keys:
     def finish(self, irrelevant: frozenset[str]) -> None:
         """Refuse, by name, a key that was neither taken nor irrelevant."""
         self.raw("quantization_config")
-        self.only("is_encoder_decoder", False)
-        self.only("is_decoder", True, False)
+        for name, allowed in (("is_encoder_decoder", [False]), ("is_decoder", [True, False])):
+            if name not in self._taken:
+                self.only(name, *allowed)
         left = sorted(set(self.data) - self._taken - irrelevant - COMMON)
         if left:
             raise ScantlingInputError(

@@ -29,6 +29,7 @@ class Family:
         vocabulary_head: patterns, without the prefix, of the tensors that score the vocabulary, which are passed over
             where the config asks for another head.
         absent: patterns of tensor names, without the prefix, that some files leave out where all their numbers are 0.
+        copies: names of tensors, without the prefix, in which some files store the token table again.
     """
 
     card: Callable[[Keys], dict[str, Any]]
@@ -42,3 +43,4 @@ class Family:
     renamed: Sequence[tuple[str, str]] = ()
     absent: Sequence[str] = ()
     vocabulary_head: Sequence[str] = ()
+    copies: Sequence[str] = ()

@@ -49,7 +49,7 @@ def card_of_config(data: Mapping[str, Any], name: str, where: str) -> Card:
     kind = family(data.get("model_type"), where)
     keys = Keys(data, where)
     sections = kind.card(keys)
-    sections["tied"] = keys.flag("tie_word_embeddings", kind.tied_by_default)
+    sections.setdefault("tied", keys.flag("tie_word_embeddings", kind.tied_by_default))
     sections["dtype"] = keys.dtype()
     keys.finish(kind.irrelevant)
     sections = {key: _present(value) for key, value in sections.items()}

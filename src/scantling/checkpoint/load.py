@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from scantling.cards import Card
+from scantling.cards.schema import Sinusoidal
 from scantling.checkpoint.families import family
 from scantling.checkpoint.families.gguf import architecture, card_of_gguf
+from scantling.checkpoint.family import Family
 from scantling.checkpoint.find import Found, config_path
 from scantling.checkpoint.gguf import read_gguf
 from scantling.checkpoint.gguf_values import dequantise
@@ -36,6 +38,7 @@ class Loaded:
         eos_ids: ids that end a text, by config.json.
         start_id: what a target begins with, by config.json.
         labels: names of what a classifier tells apart, by config.json.
+        restated: by our names, what the model computes itself and the file stores all the same.
     """
 
     card: Card
@@ -44,6 +47,7 @@ class Loaded:
     eos_ids: frozenset[int] = frozenset()
     start_id: int | None = None
     labels: tuple[str, ...] = ()
+    restated: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Loaded:
@@ -69,15 +73,11 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
     names, extra = match(shapes, wanted, kind.prefix, ignored, str(where), kind.renamed, kind.absent)
     notes = [*header.notes, *_wrapper_notes(names), *_unread_notes(shapes.keys() - names.values() - set(extra))]
     read = _reader(header.tensors)
-    heads = {f"{row.theirs}.weight" for row in kind.rows(card) if row.ours in ("head", "head.matrix")}
-    head = {name for name in extra if bare(name, kind.renamed).removeprefix(kind.prefix) in heads}
-    if head and card.tied:
-        notes.append(_check_tied(read, head.pop(), names, table, str(where)))
-    elif extra:
-        more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
-        raise ScantlingInputError(
-            f"{where}: tensor {extra[0]!r}{more} is not part of the model that the config describes"
-        )
+    heads = [f"{row.theirs}.weight" for row in kind.rows(card) if row.ours == "head.matrix"]
+    again = {*kind.copies, *(name.removeprefix(kind.prefix) for name in heads if card.tied)}
+    copies = [name for name in extra if bare(name, kind.renamed).removeprefix(kind.prefix) in again]
+    notes += [_check_copy(read, name, names, table, str(where)) for name in copies]
+    computed = _computed(kind, card, [name for name in extra if name not in copies], str(where))
     target, mixed = _dtype([header.tensors[name] for name in names.values()], dtype)
     zeros = need("torch", "load weights").zeros
     tensors = _translate(
@@ -85,7 +85,8 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
         weights,
         lambda name: read(names[name]).to(target) if name in names else zeros(wanted[name], dtype=target),
     )
-    return Loaded(card, tensors, (*notes, *mixed), end_ids(config), start_id(config), labels(config, card))
+    marks = (end_ids(config), start_id(config), labels(config, card))
+    return Loaded(card, tensors, (*notes, *mixed), *marks, {ours: read(name) for name, ours in computed.items()})
 
 
 def load_gguf(found: Found, weights_of: Weights, dtype: str | None) -> Loaded:
@@ -136,17 +137,35 @@ def _reader(infos: Mapping[str, TensorInfo]) -> Callable[[str], Tensor]:
     return read
 
 
-def _check_tied(
-    read: Callable[[str], Tensor], head: str, names: Mapping[str, str], table: list[Link], where: str
+def _check_copy(
+    read: Callable[[str], Tensor], copy: str, names: Mapping[str, str], table: list[Link], where: str
 ) -> str:
     embed = next(link.theirs[0] for link in table if link.ours == ("embed.weight",))
     torch = need("torch", "compare weights")
-    if not torch.equal(read(head), read(names[embed])):
+    if not torch.equal(read(copy), read(names[embed])):
+        what, end = "ties the head to the embeddings", "; set tie_word_embeddings to false"
+        if not copy.endswith("lm_head.weight"):
+            what, end = "has one table for source and target", ""
+        raise ScantlingInputError(f"{where}: the config {what}, but {copy!r} and {names[embed]!r} differ{end}")
+    return f"{copy!r} is stored again and equals the embeddings it is tied to"
+
+
+def _computed(kind: Family, card: Card, extra: list[str], where: str) -> dict[str, str]:
+    """Of the tensors that the model does not store, those that it computes: their name in the file -> ours.
+
+    Raises:
+        ScantlingInputError: it does not compute them either.
+    """
+    rows = {f"{row.theirs}.weight": f"{row.ours}.weight" for row in kind.rows(card) if "{i}" not in row.theirs}
+    waves = isinstance(card.position, Sinusoidal) and card.position.table
+    known = {full: ours for full, ours in rows.items() if waves and ours.endswith("position.table.weight")}
+    found = {name: known.get(name) or known.get(kind.prefix + name) for name in extra}
+    if unknown := [name for name, ours in found.items() if ours is None]:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise ScantlingInputError(
-            f"{where}: the config ties the head to the embeddings, but {head!r} and {names[embed]!r} differ; "
-            "set tie_word_embeddings to false"
+            f"{where}: tensor {unknown[0]!r}{more} is not part of the model that the config describes"
         )
-    return f"{head!r} is stored again and equals the embeddings it is tied to"
+    return {name: ours for name, ours in found.items() if ours is not None}
 
 
 def _wrapper_notes(names: Mapping[str, str]) -> list[str]:

@@ -44,6 +44,20 @@ class Transpose(Transform):
 
 
 @dataclass(frozen=True)
+class Unsqueeze(Transform):
+    """Theirs has a first axis of length 1 more than ours."""
+
+    def load(self, theirs: Sequence[Any], shapes: Sequence[Shape]) -> list[Any]:
+        return [x.squeeze(0) for x in theirs]
+
+    def save(self, ours: Sequence[Any]) -> list[Any]:
+        return [x.unsqueeze(0) for x in ours]
+
+    def saved_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        return [(1, *shape) for shape in ours]
+
+
+@dataclass(frozen=True)
 class Split(Transform):
     """Theirs is one tensor, ours are its consecutive rows; `inner` is applied to theirs first."""
 

@@ -34,6 +34,7 @@ def command(only_ladder: bool, as_json: bool) -> None:
         total, active = model.params, model.active_params
         n = count_text(total) if active == total else f"{count_text(total)} / {count_text(active)}"
         kv_heads = getattr(card.attention, "n_kv_heads", "latent")
-        heads = (card.n_layers, card.d_model, card.attention.n_heads, kv_heads)
+        layers = "+".join(str(len(stack.blocks)) for stack in model.stacks.values())
+        heads = (layers if len(model.stacks) > 1 else card.n_layers, card.d_model, card.attention.n_heads, kv_heads)
         rows.append((name, n, *heads, d_ff, card.context, card.vocab_size))
     show.table(("name", "N (total / active)", "L", "d", "H", "H_kv", "d_ff", "context", "V"), rows)

@@ -16,14 +16,22 @@ from scantling.units import flops_text
 @show.workload_options()
 @show.revision_option
 @show.json_option
-def command(model: str, batch: int, tokens: int | None, past: int, revision: str | None, as_json: bool) -> None:
+def command(
+    model: str,
+    batch: int,
+    tokens: int | None,
+    past: int,
+    source_tokens: int | None,
+    revision: str | None,
+    as_json: bool,
+) -> None:
     """FLOPs of one pass: per component, full and causal, forward and training, the 2N / 6N rule beside them.
 
     2 per multiply-add, matrix products only: norms, softmax, activations and lookups are not counted.
     """
     card = card_of(model, revision=revision)
     parts = assemble(card)
-    w = show.workload(card, batch, tokens, past)
+    w = show.workload(card, batch, tokens, past, source_tokens)
     f = flops(parts, w)
     if as_json:
         show.emit(
@@ -32,6 +40,7 @@ def command(model: str, batch: int, tokens: int | None, past: int, revision: str
                 "batch": w.batch,
                 "tokens": w.tokens,
                 "past": w.past,
+                **show.sources(card, w),
                 "forward_flops": f.forward,
                 "forward_flops_causal": f.forward_visible,
                 "training_flops": f.training,
@@ -47,7 +56,7 @@ def command(model: str, batch: int, tokens: int | None, past: int, revision: str
         )
         return
     n = w.batch * w.tokens
-    show.say(f"{card.name}, B {w.batch}, T {w.tokens:,}, P {w.past:,}: {flops_text(f.forward)} forward")
+    show.say(f"{card.name}, {show.sizes(card, w)}: {flops_text(f.forward)} forward")
     show.say()
     rows = [(name, value, value // n, f"{100 * value / f.forward:.2f} %") for name, value in f.by_part.items()]
     show.table(("part (full square)", "forward FLOPs", "per token", "share"), rows)

@@ -47,7 +47,10 @@ def command(
     revision: str | None,
     as_json: bool,
 ) -> None:
-    """Continue PROMPT, streaming; then say what prefill and decode took, measured beside predicted."""
+    """Continue PROMPT, streaming; then say what prefill and decode took, measured beside predicted.
+
+    Of an encoder-decoder, PROMPT is the source, and what it makes of it is printed.
+    """
     if not prompt:
         raise ScantlingInputError("the prompt is empty: at least one character is needed to go on from")
     from scantling.errors import need
@@ -98,13 +101,16 @@ def predicted(lm: Model, done: Generation) -> dict[str, int]:
 
     width = str(lm.dtype).removeprefix("torch.")
     steps = done.new_tokens - 1
-    room = memory(lm.parts, Workload(tokens=done.prompt_tokens + done.limit), width, width)
+    # The prompt of an encoder-decoder is its source, and the target begins with one token.
+    source, first = (done.prompt_tokens, 1) if lm.parts.two_stacks else (None, done.prompt_tokens)
+    whole = done.limit if lm.parts.two_stacks else done.prompt_tokens + done.limit
+    room = memory(lm.parts, Workload(tokens=whole, source=source), width, width)
     return {
-        "prefill_flops": flops(lm.parts, Workload(tokens=done.prompt_tokens, last_only=True)).forward,
-        "decode_flops": decode(lm.parts, done.prompt_tokens, steps) if steps else 0,
+        "prefill_flops": flops(lm.parts, Workload(tokens=first, source=source, last_only=True)).forward,
+        "decode_flops": decode(lm.parts, first, steps, source) if steps else 0,
         "cache_bytes": room.kv,
         "weights_bytes": room.weights,
-        "bytes_read_per_token": read_per_token(lm.parts, done.prompt_tokens + steps // 2, width),
+        "bytes_read_per_token": read_per_token(lm.parts, first + steps // 2, width, source),
     }
 
 

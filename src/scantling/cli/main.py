@@ -23,6 +23,7 @@ VERBS = {
     "parts": "the exploded parts list",
     "tokenize": "text to token ids",
     "trace": "every step of a pass, shape by shape",
+    "translate": "source texts to target texts, by an encoder-decoder",
     "verify": "predicted, built and counted, side by side",
 }
 

@@ -23,6 +23,7 @@ def command(
     batch: int,
     tokens: int | None,
     past: int,
+    source_tokens: int | None,
     dtype: str,
     cache_dtype: str,
     revision: str | None,
@@ -31,7 +32,7 @@ def command(
     """Memory of inference, line by line: weights, KV cache, logits, and the score matrix that a fused kernel avoids."""
     card = card_of(model, revision=revision)
     weights, cache = storage_dtype(dtype), storage_dtype(cache_dtype)
-    w = show.workload(card, batch, tokens, past)
+    w = show.workload(card, batch, tokens, past, source_tokens)
     m = memory(assemble(card), w, weights, cache)
     if as_json:
         show.emit(
@@ -40,6 +41,7 @@ def command(
                 "batch": w.batch,
                 "tokens": w.tokens,
                 "past": w.past,
+                **show.sources(card, w),
                 "dtype": weights,
                 "cache_dtype": cache,
                 "weights_bytes": m.weights,
@@ -51,7 +53,7 @@ def command(
             }
         )
         return
-    show.say(f"{card.name}, B {w.batch}, T {w.tokens:,}, P {w.past:,}")
+    show.say(f"{card.name}, {show.sizes(card, w)}")
     show.say()
     rows = [
         (f"weights, {weights}", m.weights, bytes_text(m.weights)),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from scantling.cards import Card
-from scantling.cards.rules import position_limit
+from scantling.cards.rules import position_limit, positions_text
 from scantling.errors import ScantlingInputError
 from scantling.parts.part import Workload
 
@@ -25,11 +25,16 @@ seed_option = click.option("--seed", type=int, help="Of the random numbers; defa
 
 
 def workload_options(tokens: int | None = None, past: bool = True) -> Callable[[F], F]:
-    """--batch, --tokens and --past; `tokens` is the default length, None makes it the model's context."""
+    """--batch, --tokens, --past and --source-tokens; `tokens` is the default length, None the model's context."""
 
     def add(command: F) -> F:
         shown = "the model's context" if tokens is None else str(tokens)
         if past:
+            command = click.option(
+                "--source-tokens",
+                type=click.IntRange(1, 2**40),
+                help="Tokens of an encoder-decoder's source (S). [default: P + T]",
+            )(command)
             command = click.option(
                 "--past",
                 type=click.IntRange(0, 2**40),
@@ -50,19 +55,40 @@ def workload_options(tokens: int | None = None, past: bool = True) -> Callable[[
     return add
 
 
-def workload(card: Card, batch: int, tokens: int | None, past: int, **more: Any) -> Workload:
+def workload(
+    card: Card, batch: int, tokens: int | None, past: int, source_tokens: int | None = None, **more: Any
+) -> Workload:
     """What the command line asks for; without --tokens, the model's context.
 
     Raises:
-        ScantlingInputError: more positions than a learned table has.
+        ScantlingInputError: more positions than a table has, or a source for a model that reads none.
     """
     new = max(1, card.context - past) if tokens is None else tokens
     limit = position_limit(card)
     if limit is not None and past + new > limit:
         raise ScantlingInputError(
-            f"{past + new:,} positions (past + tokens) are asked for and {card.name} has {limit:,} learned ones"
+            f"{past + new:,} positions (past + tokens) are asked for and {card.name} has {positions_text(card)}"
         )
-    return Workload(batch, new, past, **more)
+    if source_tokens is None:
+        return Workload(batch, new, past, **more)
+    if card.family != "encoder-decoder":
+        raise ScantlingInputError(f"--source-tokens: {card.name} is of family {card.family} and reads no source")
+    if limit is not None and source_tokens > limit:
+        raise ScantlingInputError(
+            f"a source of {source_tokens:,} is asked for and {card.name} has {positions_text(card)}"
+        )
+    return Workload(batch, new, past, source_tokens, **more)
+
+
+def sizes(card: Card, w: Workload) -> str:
+    """``B 1, T 512, P 0``, and of an encoder-decoder the source's S."""
+    source = f", S {w.sources:,} of the source" if card.family == "encoder-decoder" else ""
+    return f"B {w.batch}, T {w.tokens:,}, P {w.past:,}{source}"
+
+
+def sources(card: Card, w: Workload) -> dict[str, int]:
+    """The source's length for JSON, where there is a source."""
+    return {"source_tokens": w.sources} if card.family == "encoder-decoder" else {}
 
 
 def not_empty(texts: Sequence[str]) -> None:

@@ -30,6 +30,7 @@ def command(
     batch: int,
     tokens: int | None,
     past: int,
+    source_tokens: int | None,
     train: bool,
     kernel: str,
     dtype: str,
@@ -41,7 +42,7 @@ def command(
     card = card_of(model, revision=revision)
     if train and past:
         raise click.UsageError("--past is for decoding; a training pass has no cache", click.get_current_context())
-    w = show.workload(card, batch, tokens, past, training=train, kernel=kernel, unrolled=unroll)
+    w = show.workload(card, batch, tokens, past, source_tokens, training=train, kernel=kernel, unrolled=unroll)
     activations = weights_dtype(dtype)
     parts = assemble(card)
     steps = list(parts.steps(w))
@@ -49,15 +50,20 @@ def command(
     kept = parts.named_state(w)
     cache = 0 if train else sum(_bytes(s, activations) * s.repeat for s in steps if s.path in kept)
     if as_json:
-        about = {"batch": w.batch, "tokens": w.tokens, "past": w.past, "kernel": kernel, "dtype": activations}
+        about = {
+            "batch": w.batch,
+            "tokens": w.tokens,
+            "past": w.past,
+            **show.sources(card, w),
+            "kernel": kernel,
+            "dtype": activations,
+        }
         sums: dict[str, Any] = {"total_params": params, "total_flops": forward, "kv_cache_bytes": cache}
         if train:
             sums["training_flops"] = (1 + BACKWARD) * forward
         show.emit({"name": card.name, **about, "steps": [_json(step, activations, train) for step in steps], **sums})
         return
-    show.say(
-        f"{card.name}, B {w.batch}, T {w.tokens:,}, P {w.past:,}, {kernel} attention, activations in {activations}"
-    )
+    show.say(f"{card.name}, {show.sizes(card, w)}, {kernel} attention, activations in {activations}")
     show.say()
     _table(steps, activations)
     show.say(f"total: {params:,} parameters, {forward:,} FLOPs ({flops_text(forward)}) forward, full square")

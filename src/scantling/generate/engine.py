@@ -1,4 +1,7 @@
-"""The decode loop: one pass over the prompt, then one position at a time over a preallocated cache."""
+"""The decode loop: one pass over the prompt, then one position at a time over a preallocated cache.
+
+The prompt of an encoder-decoder is its source: it is encoded in the first pass, and what is generated is the target.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from scantling.cards.rules import position_limit, positions_text
 from scantling.errors import ScantlingInputError
 from scantling.generate.sample import Sampling, choose
 from scantling.generate.stops import StopFilter
@@ -27,7 +31,7 @@ class Generation:
     """What was generated and what it took.
 
     Attributes:
-        text: the new text, without the prompt.
+        text: the new text, without the prompt; of an encoder-decoder, the target's.
         ids: the new ids, end-of-text included where it came.
         finish_reason: ``stop`` (end-of-text or a stop string) or ``length`` (the limit, or a full context).
         prefill_seconds: the pass over the prompt and the choice of the first token.
@@ -47,16 +51,33 @@ class Generation:
     limit: int
 
 
+@dataclass(frozen=True)
+class Source:
+    """What an encoder-decoder reads.
+
+    Attributes:
+        ids: (B, S).
+        padding: (B, S) bool, True at real tokens, or None where all are.
+    """
+
+    ids: Tensor
+    padding: Tensor | None = None
+
+
 class Session:
     """A cache and the positions that go with it, for B rows that advance together.
 
     Attributes:
-        cache: holds `capacity` positions of every layer.
+        cache: holds `capacity` positions of every layer, and all of an encoder-decoder's source.
+        source: of an encoder-decoder; it is encoded in the first pass.
     """
 
-    def __init__(self, model: Model, batch: int, capacity: int, kernel: str = "fused") -> None:
-        self.model, self.kernel = model, kernel
-        shapes = model.parts.named_state(Workload(batch=batch, tokens=capacity))
+    def __init__(
+        self, model: Model, batch: int, capacity: int, kernel: str = "fused", source: Source | None = None
+    ) -> None:
+        self.model, self.kernel, self.source = model, kernel, source
+        length = None if source is None else source.ids.shape[1]
+        shapes = model.parts.named_state(Workload(batch=batch, tokens=capacity, source=length))
         self.cache = Cache(shapes, model.dtype, model.device)
         self.filled = 0
         self._padding: Tensor | None = None
@@ -113,7 +134,11 @@ class Session:
             last_only=True,
             prefix_lengths=self._prefixes,
         )
-        logits: Tensor = self.model.net(ids, ctx)[:, -1]
+        read = None
+        if self.source is not None:
+            ctx.source_padding = self.source.padding
+            read = None if self.filled else self.source.ids
+        logits: Tensor = self.model.net(ids, ctx, read)[:, -1]
         self.cache.advance(ids.shape[1])
         self.filled = end
         return logits
@@ -122,15 +147,36 @@ class Session:
 def room(model: Model, prompt: int, max_new_tokens: int) -> int:
     """New tokens that a prompt of that many tokens may have.
 
+    Of an encoder-decoder, the prompt is a source: the target starts anew, and has a limit where positions do.
+
     Raises:
         ScantlingInputError: the prompt leaves no room in the context.
     """
     context = model.card.context
+    if model.parts.two_stacks:
+        limit = position_limit(model.card)
+        if limit is None:
+            return max_new_tokens
+        if prompt > limit:
+            raise ScantlingInputError(f"the source has {prompt} tokens and the model has {positions_text(model.card)}")
+        # The last token generated is not read again, so it needs no position.
+        return min(max_new_tokens, limit)
     if prompt >= context:
         raise ScantlingInputError(
             f"the prompt has {prompt} tokens and the context holds {context}: at most {context - 1} leave room"
         )
     return min(max_new_tokens, context - prompt)
+
+
+def start(model: Model, rows: int) -> Tensor:
+    """What the targets of an encoder-decoder begin with: (B, 1).
+
+    Raises:
+        ScantlingInputError: nobody says with what they begin.
+    """
+    if model.start_id is None:
+        raise ScantlingInputError("the checkpoint does not say with what a target begins (decoder_start_token_id)")
+    return model.ids([[model.start_id]] * rows)
 
 
 def tokens(
@@ -139,13 +185,22 @@ def tokens(
     """New ids (B), one step at a time, with the session they come from; the first comes with the end of the prefill.
 
     Raises:
-        ScantlingInputError: the prompt leaves no room in the context.
+        ScantlingInputError: the prompt leaves no room in the context, or the model writes no text.
     """
+    if model.card.head.kind != "lm" or model.parts.decoder is None:
+        what = f"{model.card.name} is a card of family {model.card.family} with a head of kind {model.card.head.kind}"
+        raise ScantlingInputError(f"text is written by a decoder that scores a vocabulary, and {what}")
     limit = room(model, ids.shape[1], max_new_tokens)
     generators = sampling.generators(ids.shape[0])
     known = model.card.vocab_size if model.tokenizer is None else model.tokenizer.vocab_size
-    session = Session(model, ids.shape[0], ids.shape[1] + limit)
-    logits = session.prefill(ids, attention_mask)
+    if model.parts.two_stacks:
+        padded = attention_mask is not None and not bool(attention_mask.all())
+        source = Source(ids, attention_mask if padded else None)
+        session = Session(model, ids.shape[0], limit, source=source)
+        logits = session.prefill(start(model, ids.shape[0]))
+    else:
+        session = Session(model, ids.shape[0], ids.shape[1] + limit)
+        logits = session.prefill(ids, attention_mask)
     for i in range(limit):
         # Rows of the table past the tokenizer's last id stand for no token.
         new = choose(logits[:, :known], sampling, generators)
@@ -189,7 +244,7 @@ def complete(
     stream, stops = tokenizer.stream(), StopFilter(stop)
     new: list[int] = []
     reason, cache_bytes = "length", 0
-    start = first = time.perf_counter()
+    began = first = time.perf_counter()
     with torch.inference_mode():
         for step, session in tokens(model, ids, max_new_tokens, sampling):
             token = int(step)
@@ -211,23 +266,31 @@ def complete(
     if stops.hit:
         reason = "stop"
     end = time.perf_counter()
-    return Generation(stops.text, new, len(encoded), len(new), reason, first - start, end - first, cache_bytes, limit)
+    return Generation(stops.text, new, len(encoded), len(new), reason, first - began, end - first, cache_bytes, limit)
 
 
 def continue_ids(
     model: Model, ids: Tensor, max_new_tokens: int, sampling: Sampling, attention_mask: Any, ignore_eos: bool
 ) -> Tensor:
-    """Whole rows (B, T + new) for prompts (B, T); a row that ended goes on with its last id."""
+    """Whole rows (B, T + new) for prompts (B, T); a row that ended goes on with its last id.
+
+    Of an encoder-decoder the rows are the targets, (B, 1 + new) with what they begin with, and prompts may be padded
+    anywhere.
+    """
     mask = None if attention_mask is None else padding_of(attention_mask, ids)
-    if mask is not None and not bool(mask[:, -1].all()):
+    two_stacks = model.parts.two_stacks
+    if mask is not None and not bool(mask.any(-1).all()):
+        raise ScantlingInputError("a row is padding only: at least one real token is needed")
+    if mask is not None and not two_stacks and not bool(mask[:, -1].all()):
         raise ScantlingInputError("the last token of a row is padding: rows of a batch are padded on the left")
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
         raise ScantlingInputError(f"max_new_tokens is {max_new_tokens}; at least 0 is needed")
+    rows = start(model, ids.shape[0]) if two_stacks else ids
     if max_new_tokens == 0:
-        return ids
+        return rows
     ends = [] if ignore_eos else sorted(model.eos_ids)
     done = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
-    columns = [ids]
+    columns = [rows]
     with torch.inference_mode():
         for new, _ in tokens(model, ids, max_new_tokens, sampling, mask):
             new = torch.where(done, columns[-1][:, -1], new)

@@ -24,7 +24,8 @@ class Flops:
         attention_share: scores and mix over all of the blocks' FLOPs (full square, no head).
         attention_share_of_total: scores and mix over all FLOPs.
         attention_share_visible: scores and mix of the pairs that are seen, over the blocks' FLOPs with only those.
-        rule_2n: 2 N per token, N the active parameters, embedding and position tables included.
+        rule_2n: 2 N per token, N the active parameters, embedding and position tables included; of an encoder-decoder
+            the encoder's own once per token of the source, the others once per token of the target.
         crossover: length T at which scores and mix pass half of the blocks' FLOPs, None without blocks.
     """
 
@@ -69,9 +70,15 @@ def flops(model: Transformer, w: Workload) -> Flops:
         attention_share=mix / blocks if blocks else 0.0,
         attention_share_of_total=mix / forward if forward else 0.0,
         attention_share_visible=(mix - hidden) / (blocks - hidden) if blocks - hidden else 0.0,
-        rule_2n=2 * model.active_params * w.batch * w.tokens,
+        rule_2n=_rule_2n(model, w),
         crossover=_crossover(model),
     )
+
+
+def _rule_2n(model: Transformer, w: Workload) -> int:
+    reads = model.encoder.active_params if model.two_stacks and model.encoder is not None else 0
+    source = w.sources if w.past == 0 else 0
+    return 2 * w.batch * ((model.active_params - reads) * w.tokens + reads * source)
 
 
 def _by_part(model: Transformer, steps: list[Step]) -> dict[str, int]:
@@ -95,10 +102,14 @@ def _crossover(model: Transformer) -> int | None:
     return -(-rest // mix) if mix else None
 
 
-def decode(model: Transformer, past: int, tokens: int) -> int:
-    """FLOPs of `tokens` decode steps, the first of which reads `past` cached positions and itself."""
+def decode(model: Transformer, past: int, tokens: int, source: int | None = None) -> int:
+    """FLOPs of `tokens` decode steps, the first of which reads `past` cached positions and itself.
+
+    Args:
+        source: length of an encoder-decoder's source; without one it grows with the target.
+    """
     if model.decoder is None:
         raise ScantlingInputError("an encoder has no decode steps")
-    first, last = (total(model.steps(Workload(past=p)), "flops") for p in (past, past + tokens - 1))
+    first, last = (total(model.steps(Workload(past=p, source=source)), "flops") for p in (past, past + tokens - 1))
     # Every position more costs each step the same, so the steps form an arithmetic series.
     return (first + last) * tokens // 2

@@ -54,7 +54,7 @@ def memory(model: Transformer, w: Workload, dtype: str, cache_dtype: str) -> Mem
     )
 
 
-def read_per_token(model: Transformer, past: int, dtype: str) -> int:
+def read_per_token(model: Transformer, past: int, dtype: str, source: int | None = None) -> int:
     """Bytes that one decode step must read: the active weights that enter a product or a norm, and the cache.
 
     A table that is only looked up counts one row.
@@ -74,7 +74,7 @@ def read_per_token(model: Transformer, past: int, dtype: str) -> int:
             for name, child in part.parts()
             if name in ("k", "v")
         )
-    return (read + _state(model, Workload(past=past))) * DTYPE_BYTES[dtype]
+    return (read + _state(model, Workload(past=past, source=source))) * DTYPE_BYTES[dtype]
 
 
 def _state(model: Transformer, w: Workload) -> int:

@@ -18,6 +18,8 @@ _OTHER_FORMS = {
     "vocab.json": "a vocabulary of the old BPE form",
     "vocab.txt": "a WordPiece vocabulary",
     "tekken.json": "a tekken vocabulary",
+    "source.spm": "a SentencePiece model of the source's language",
+    "target.spm": "a SentencePiece model of the target's language",
 }
 _T = TypeVar("_T")
 
@@ -45,6 +47,11 @@ def read_library(root: Path) -> Any:
     path = root / "tokenizer.json"
     if not path.is_file():
         found = [f"{name} ({what})" for name, what in _OTHER_FORMS.items() if (root / name).is_file()]
+        if (root / "source.spm").is_file():
+            raise ScantlingInputError(
+                f"{root} has no tokenizer.json; it has {', '.join(found)}, and a pair of vocabularies cannot be read: "
+                "give token ids instead of text"
+            )
         beside = f"; it has {', '.join(found)}, which must be converted first" if found else ""
         raise ScantlingInputError(
             f"{root} has no tokenizer.json{beside}; write one with transformers: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from scantling.cards.schema import REFUSED_KINDS
 from scantling.checkpoint.config_keys import near
 from scantling.checkpoint.families import (
+    bart,
     bert,
     bloom,
     deepseek,
@@ -28,6 +29,7 @@ from scantling.checkpoint.families import (
     roberta,
     smollm3,
     stablelm,
+    t5,
 )
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.header import shown
@@ -64,6 +66,9 @@ FAMILIES: dict[str, Family] = {
     "distilbert": distilbert.FAMILY,
     "electra": electra.FAMILY,
     "modernbert": modernbert.FAMILY,
+    "t5": t5.FAMILY,
+    "bart": bart.BART,
+    "marian": bart.MARIAN,
 }
 """By the `model_type` of a Hugging Face config."""
 

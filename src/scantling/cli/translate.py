@@ -1,0 +1,79 @@
+"""`scantling translate`."""
+
+from __future__ import annotations
+
+import click
+
+from scantling.cards import Card
+from scantling.cli import show
+from scantling.errors import ScantlingInputError
+
+
+@click.command()
+@click.argument("texts", metavar="TEXT...", nargs=-1, required=True)
+@click.option("-m", "--model", required=True, help="An encoder-decoder: folder, .safetensors file or hub id.")
+@click.option("--prefix", default="", help='Before each text, as T5 wants it: "translate English to German: ".')
+@click.option("--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Per text.")
+@click.option("--dtype", help="Of the weights; default: the file's.")
+@click.option("--device", default="cpu", show_default=True)
+@show.revision_option
+@show.json_option
+def command(
+    texts: tuple[str, ...],
+    model: str,
+    prefix: str,
+    max_new_tokens: int,
+    dtype: str | None,
+    device: str,
+    revision: str | None,
+    as_json: bool,
+) -> None:
+    """Write the target of each TEXT, the likeliest token at every step; one line per text.
+
+    Whatever an encoder-decoder was trained for: translations, summaries, answers.
+    """
+    from scantling.checkpoint.find import card_of
+
+    _check(card_of(model, revision=revision))
+    if not all(texts):
+        raise ScantlingInputError("a text is empty: at least one character is needed")
+    from scantling.errors import need
+
+    need("torch", "translate")
+    from scantling.generate.engine import complete
+    from scantling.generate.sample import Sampling
+    from scantling.model import load, tokenizer_of
+
+    lm = load(model, dtype=dtype, device=device, revision=revision)
+    if lm.tokenizer is None:
+        # It says what the folder has instead.
+        tokenizer_of(model, revision=revision)
+    for note in lm.notes:
+        click.echo(f"note: {note}", err=True)
+    done = []
+    for text in texts:
+        done.append(complete(lm, prefix + text, max_new_tokens, Sampling()))
+        if done[-1].finish_reason == "length":
+            click.echo(f"note: cut after {done[-1].new_tokens} tokens, before the end: {text[:60]!r}", err=True)
+        if not as_json:
+            show.say(" ".join(done[-1].text.splitlines()))
+    if as_json:
+        rows: dict[str, list[str] | list[int]] = {
+            "text": [one.text for one in done],
+            "source_tokens": [one.prompt_tokens for one in done],
+            "new_tokens": [one.new_tokens for one in done],
+            "finish_reason": [one.finish_reason for one in done],
+        }
+        show.emit(rows if len(done) > 1 else {key: values[0] for key, values in rows.items()})
+
+
+def _check(card: Card) -> None:
+    if card.family == "decoder":
+        better = "a decoder goes on from a text: use `scantling generate`"
+    elif card.family == "encoder":
+        better = "an encoder writes no text"
+    else:
+        return
+    raise ScantlingInputError(
+        f"translate needs an encoder-decoder, and {card.name} is of family {card.family}: {better}"
+    )
