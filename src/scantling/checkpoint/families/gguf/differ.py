@@ -1,0 +1,83 @@
+"""Whether two cards describe the same function, layer by layer, and where they first do not."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from scantling.cards import Card
+from scantling.cards.rules import complete
+from scantling.cards.schema import Latent, Layer, LongRopeScaling, MultiHead, RoPE, Section
+from scantling.checkpoint.families.gguf.rope import attention_factor, divisors_of
+
+_NOT_COMPARED = {"name", "dropout", "dtype", "source", "published", "pattern", "attention", "position", "mlp"}
+"""Keys of a card that say nothing of the function in evaluation, and those that are compared layer by layer."""
+
+
+def layers(card: Card) -> list[tuple[Section, Section, Section]]:
+    """Attention, position and MLP of every layer, the pattern written out."""
+    unit = [layer for layer in card.pattern for _ in range(layer.times)] or [Layer()]
+    every = [unit[i % len(unit)] for i in range(card.n_layers)]
+    return [(x.attention or card.attention, x.position or card.position, x.mlp or card.mlp) for x in every]
+
+
+def differences(one: Card, other: Card) -> list[tuple[str, Any, Any]]:
+    """(key, in one, in the other) wherever two cards differ, floats as float32."""
+    here, there = dict(_facts(complete(one))), dict(_facts(complete(other)))
+    keys = dict.fromkeys([*here, *there])
+    return [(k, here.get(k), there.get(k)) for k in keys if _rounded(here.get(k)) != _rounded(there.get(k))]
+
+
+def _facts(card: Card) -> Iterator[tuple[str, Any]]:
+    ends = card.norm.final if card.norm.final is not None else "out" not in card.norm.at
+    plain = replace(card, norm=replace(card.norm, at=sorted(card.norm.at), final=ends))
+    for name in type(card).__struct_fields__:
+        if name not in _NOT_COMPARED:
+            yield from _flat(name, getattr(plain, name))
+    same = len(set(map(repr, layers(card)))) == 1
+    for i, (attention, position, mlp) in enumerate(layers(card)[:1] if same else layers(card)):
+        where = "" if same else f"layer {i} "
+        yield from _flat(f"{where}attention", _attention(attention))
+        yield from _flat(f"{where}position", _position(position, card.context))
+        yield from _flat(f"{where}mlp", mlp)
+
+
+def _attention(attention: Section) -> Section:
+    if not isinstance(attention, MultiHead | Latent):
+        return attention
+    if not isinstance(attention, MultiHead):
+        return attention
+    assert attention.d_head is not None
+    scale = attention.d_head**-0.5 if attention.scale is None else attention.scale
+    return replace(attention, bias=sorted(attention.bias), scale=scale)
+
+
+def _position(position: Section, context: int) -> Any:
+    """As a mapping; a scaling that is one list of divisors is that list, however it is spelled."""
+    if not isinstance(position, RoPE):
+        return position
+    found = msgspec.to_builtins(position)
+    if (divisors := divisors_of(position, context)) is not None:
+        return found | {"scaling": {"kind": "divisors", "of pairs": divisors}}
+    if isinstance(position.scaling, LongRopeScaling):
+        found["scaling"]["attention_factor"] = attention_factor(position.scaling, context)
+    return found
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    value = msgspec.to_builtins(value)
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(f"{name}.{key}", inner)
+    elif value is not None:
+        yield name, value
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(inner) for inner in value]
+    return struct.pack("<f", value) if isinstance(value, float) else value
