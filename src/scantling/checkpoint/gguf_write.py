@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from scantling.cards import Card
+from scantling.cards.schema import MultiHead
 from scantling.checkpoint.families.gguf import ARCHITECTURES, card_of_gguf
 from scantling.checkpoint.families.gguf.architecture import Value
 from scantling.checkpoint.families.gguf.differ import differences
@@ -134,6 +135,8 @@ def drawn(card: Card, weights: Shapes) -> Drawing:
 
 def _attempt(name: str, card: Card, weights: Shapes) -> tuple[Drawing, list[str]]:
     kind = ARCHITECTURES[name]
+    if not isinstance(card.attention, MultiHead):
+        return Drawing(name, {}, {}, [], ()), ["it has no attention of kind 'latent'"]
     keys, beside = kind.write(card)
     table, missing = written_out(kind.rows(card), weights)
     unread = [(key, what) for key, what in kind.unread.items() if keys.get(key)]
@@ -145,8 +148,8 @@ def _attempt(name: str, card: Card, weights: Shapes) -> tuple[Drawing, list[str]
     try:
         back = card_of_gguf({"general.architecture": name, **metadata}, stubs, "card")
     except ScantlingInputError as error:
-        # What every architecture has, such as an attention with heads, is missing altogether.
-        return drawing, [f"says: {error}"] * 100
+        # It refuses the card whole, so it is nearer than none.
+        return drawing, [str(error).removeprefix("card: ")] * 100
     found = differences(card, back)
     faults = [f"it cannot say {key} {shown(here)} (it means {shown(there)})" for key, here, there in found]
     return drawing, [*faults, *(f"it has no tensor for {weight!r}" for weight in missing)]

@@ -116,5 +116,6 @@ def short(value: float) -> float:
         single = struct.pack("<f", value)
     except OverflowError:
         return value
+    value = float(struct.unpack("<f", single)[0])
     shortest = next((text for n in range(1, 10) if struct.pack("<f", float(text := f"{value:.{n}g}")) == single), None)
     return value if shortest is None else float(shortest)

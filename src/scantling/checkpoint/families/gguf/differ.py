@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from scantling.cards import Card
 from scantling.cards.rules import complete
-from scantling.cards.schema import Latent, Layer, LongRopeScaling, MultiHead, RoPE, Section
+from scantling.cards.schema import Layer, LongRopeScaling, MultiHead, RoPE, Section
 from scantling.checkpoint.families.gguf.rope import attention_factor, divisors_of
 
 _NOT_COMPARED = {"name", "dropout", "dtype", "source", "published", "pattern", "attention", "position", "mlp"}
@@ -26,29 +26,37 @@ def layers(card: Card) -> list[tuple[Section, Section, Section]]:
 
 
 def differences(one: Card, other: Card) -> list[tuple[str, Any, Any]]:
-    """(key, in one, in the other) wherever two cards differ, floats as float32."""
+    """(key, in one, in the other) wherever two cards differ, floats as float32.
+
+    A key of a layer's section is named once, after the first layer that differs unless all do.
+    """
     here, there = dict(_facts(complete(one))), dict(_facts(complete(other)))
-    keys = dict.fromkeys([*here, *there])
-    return [(k, here.get(k), there.get(k)) for k in keys if _rounded(here.get(k)) != _rounded(there.get(k))]
+    found: dict[str, list[tuple[str, Any, Any]]] = {}
+    for key in dict.fromkeys([*here, *there]):
+        if _rounded(here.get(key)) != _rounded(there.get(key)):
+            found.setdefault(key[1], []).append((key[0], here.get(key), there.get(key)))
+    out = []
+    for name, places in found.items():
+        layer, mine, its = places[0]
+        alike = not layer or (len(places) == one.n_layers and len({repr(place[1:]) for place in places}) == 1)
+        out.append((name if alike else f"{name} of {layer}", mine, its))
+    return out
 
 
-def _facts(card: Card) -> Iterator[tuple[str, Any]]:
+def _facts(card: Card) -> Iterator[tuple[tuple[str, str], Any]]:
+    """((layer or nothing, key), value)."""
     ends = card.norm.final if card.norm.final is not None else "out" not in card.norm.at
     plain = replace(card, norm=replace(card.norm, at=sorted(card.norm.at), final=ends))
     for name in type(card).__struct_fields__:
         if name not in _NOT_COMPARED:
-            yield from _flat(name, getattr(plain, name))
-    same = len(set(map(repr, layers(card)))) == 1
-    for i, (attention, position, mlp) in enumerate(layers(card)[:1] if same else layers(card)):
-        where = "" if same else f"layer {i} "
-        yield from _flat(f"{where}attention", _attention(attention))
-        yield from _flat(f"{where}position", _position(position, card.context))
-        yield from _flat(f"{where}mlp", mlp)
+            yield from ((("", key), value) for key, value in _flat(name, getattr(plain, name)))
+    for i, (attention, position, mlp) in enumerate(layers(card)):
+        sections = {"attention": _attention(attention), "position": _position(position, card.context), "mlp": mlp}
+        for name, section in sections.items():
+            yield from (((f"layer {i}", key), value) for key, value in _flat(name, section))
 
 
 def _attention(attention: Section) -> Section:
-    if not isinstance(attention, MultiHead | Latent):
-        return attention
     if not isinstance(attention, MultiHead):
         return attention
     assert attention.d_head is not None

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
-from scantling.cards.schema import LayerNorm
 from scantling.checkpoint.families.gguf.architecture import Architecture, Meta, Written
 from scantling.checkpoint.families.gguf.llama import OURS, THEIRS, write_common
 from scantling.checkpoint.names import Row, Split
@@ -35,10 +34,11 @@ def _read(meta: Meta) -> dict[str, Any]:
 
 
 def _write(card: Card) -> Written:
-    keys, tensors = write_common(card)
-    if isinstance(card.norm, LayerNorm):
-        keys["attention.layer_norm_epsilon"] = card.norm.eps
-    return keys, tensors
+    common, _ = write_common(card)
+    names = ("block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size")
+    keys = {name: common[name] for name in names if name in common}
+    heads = {key: value for key, value in common.items() if key.startswith("attention.") and "norm" not in key}
+    return {**keys, **heads, "attention.layer_norm_epsilon": card.norm.eps}, {}
 
 
 def _rows(card: Card) -> Sequence[Row]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
-from scantling.cards.schema import MoE, MultiHead, RMSNorm
+from scantling.cards.schema import MoE, MultiHead
 from scantling.checkpoint.families.gguf.architecture import Architecture, Meta, Value, Written
 from scantling.checkpoint.families.gguf.rope import read_rope, write_rope
 from scantling.checkpoint.names import Halves, Row, Split, Transform
@@ -17,10 +17,18 @@ from scantling.checkpoint.names import Halves, Row, Split, Transform
 THEIRS, OURS = "blk.{i}", "decoder.blocks.{i}"
 
 
-def read_common(meta: Meta, *, partial: bool = True) -> dict[str, Any]:
-    """The sections that all architectures with RMSNorm and RoPE share; the MLP is gated with SiLU."""
+def read_common(meta: Meta, *, partial: bool = True, square: bool = False) -> dict[str, Any]:
+    """The sections that all architectures with RMSNorm and RoPE share; the MLP is gated with SiLU.
+
+    Args:
+        partial: fewer than all channels of a head may be turned.
+        square: queries are exactly as wide as the stream.
+    """
     heads, d_model = meta.size("attention.head_count"), meta.size("embedding_length")
-    d_head = meta.size("attention.key_length", max(d_model // heads, 1))
+    d_head = max(d_model // heads, 1)
+    if square:
+        meta.only("attention.key_length", d_head)
+    d_head = meta.size("attention.key_length", d_head)
     meta.only("attention.value_length", d_head)
     meta.only("attention.causal", True)
     context = meta.size("context_length")
@@ -55,11 +63,10 @@ def write_common(card: Card) -> Written:
         "context_length": card.context,
         "embedding_length": card.d_model,
         "vocab_size": card.vocab_size,
+        "attention.layer_norm_rms_epsilon": card.norm.eps,
     }
     if (d_ff := _width(card)) is not None:
         keys["feed_forward_length"] = d_ff
-    if isinstance(card.norm, RMSNorm):
-        keys["attention.layer_norm_rms_epsilon"] = card.norm.eps
     attention = card.attention
     if isinstance(attention, MultiHead):
         keys["attention.head_count"] = attention.n_heads
@@ -96,15 +103,15 @@ def _write_llama(card: Card) -> Written:
     return keys, tensors
 
 
-def _read_qwen2(meta: Meta) -> dict[str, Any]:
-    sections = read_common(meta, partial=False)
+def _read_qwen2(meta: Meta, *, square: bool = True) -> dict[str, Any]:
+    sections = read_common(meta, partial=False, square=square)
     # Every model of the family is converted with 0, no pooling, or without the key.
     meta.only("pooling_type", 0)
     return sections
 
 
 def _read_qwen3(meta: Meta) -> dict[str, Any]:
-    sections = _read_qwen2(meta)
+    sections = _read_qwen2(meta, square=False)
     sections["attention"]["qk_norm"] = {"kind": "rmsnorm", "eps": sections["norm"]["eps"]}
     return sections
 
@@ -127,7 +134,7 @@ def _write_qwen3_moe(card: Card) -> Written:
 
 
 def _read_phi3(meta: Meta) -> dict[str, Any]:
-    sections = read_common(meta)
+    sections = read_common(meta, square=True)
     # 0 stands for none, so that the key can always be there.
     if window := meta.size("attention.sliding_window", 0, least=0):
         sections["attention"]["window"] = window
