@@ -19,7 +19,7 @@ from scantling.checkpoint.families.gguf.differ import differences
 from scantling.checkpoint.files import shown
 from scantling.checkpoint.gguf_types import GGUFArray
 from scantling.checkpoint.names import Link, foreign_shapes, written_out
-from scantling.errors import ScantlingInputError, need, nearest
+from scantling.errors import ScantlingInputError, nearest, need
 
 if TYPE_CHECKING:
     import numpy
@@ -105,8 +105,10 @@ def write_gguf(lm: Model, path: str | os.PathLike[str], dtype: str = "f32") -> t
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     drawing = drawn(lm.card, shapes)
     vocabulary, said = _vocabulary(lm)
-    kinds = {name: _kind(name, shape, DTYPES[dtype][0]) for name, shape in _theirs(drawing, shapes).items()}
-    metadata = {**_general(lm.card, drawing, dtype), **drawing.metadata, **vocabulary}
+    kinds = {
+        name: _kind(name, shape, DTYPES[dtype][0]) for name, shape in foreign_shapes(drawing.table, shapes).items()
+    }
+    metadata = {**_general(lm.card, dtype), **drawing.metadata, **vocabulary}
     with _complete(target) as part:
         _write(part, drawing, metadata, kinds, weights)
     return (*drawing.notes, *said, *_notes(lm.card, kinds, DTYPES[dtype][0]))
@@ -162,16 +164,12 @@ def _vocabulary(lm: Model) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     return lm.tokenizer.gguf_metadata(lm.card.vocab_size)
 
 
-def _general(card: Card, drawing: Drawing, dtype: str) -> dict[str, Value]:
+def _general(card: Card, dtype: str) -> dict[str, Value]:
     found: dict[str, Value] = {"general.type": "model", "general.name": card.name}
     found["general.file_type"] = DTYPES[dtype][1]
     if DTYPES[dtype][0] in _BLOCK:
         found["general.quantization_version"] = _QUANTIZATION_VERSION
     return found
-
-
-def _theirs(drawing: Drawing, weights: Shapes) -> dict[str, tuple[int, ...]]:
-    return foreign_shapes(drawing.table, weights)
 
 
 def _kind(name: str, shape: tuple[int, ...], wanted: str) -> str:
@@ -199,7 +197,7 @@ def _write(
     for key, value in metadata.items():
         _add(writer, gguf, key, value)
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    for name, shape in _theirs(drawing, shapes).items():
+    for name, shape in foreign_shapes(drawing.table, shapes).items():
         writer.add_tensor_info(name, shape, np.float32, _nbytes(gguf, shape, kinds[name]), _type(gguf, kinds[name]))
     for name, values in drawing.beside.items():
         writer.add_tensor_info(name, (len(values),), np.float32, 4 * len(values))

@@ -1,9 +1,10 @@
 """The vocabulary of a tokenizer as `tokenizer.*` metadata of a GGUF file: the way back of `gguf_vocab`.
 
-Nothing is guessed: how text is split before merging must be one of the ways that `tokenizer.ggml.pre` has a name for, and
-what is written is read back and must cut a text of every kind into the same tokens.
+Nothing is guessed: how text is split before merging must be one of the ways that `tokenizer.ggml.pre` has a name for,
+and what is written is read back and must cut texts of every kind into the same tokens.
 
-Sources: the GGUF specification (ggml, docs/gguf.md, "Tokenizer") and llama.cpp (conversion/base.py, src/llama-vocab.cpp).
+Sources: the GGUF specification (ggml, docs/gguf.md, "Tokenizer") and llama.cpp (conversion/base.py,
+src/llama-vocab.cpp).
 """
 
 from __future__ import annotations
@@ -88,7 +89,11 @@ def _parts(section: Mapping[str, Any] | None, inner: str) -> list[Mapping[str, A
     """A normalizer or pre-tokenizer as the list of its steps."""
     if section is None:
         return []
-    return [step for part in section[inner] for step in _parts(part, inner)] if section["type"] == "Sequence" else [section]
+    return (
+        [step for part in section[inner] for step in _parts(part, inner)]
+        if section["type"] == "Sequence"
+        else [section]
+    )
 
 
 def _types(data: Mapping[str, Any], tokens: list[str], byte_level: bool) -> list[int]:

@@ -14,8 +14,8 @@ from scantling.checkpoint.files import shown
 from scantling.errors import ScantlingInputError
 
 ARCHITECTURES = {
-    "llama": llama.LLAMA,
     "qwen2": llama.QWEN2,
+    "llama": llama.LLAMA,
     "qwen3": llama.QWEN3,
     "qwen3moe": llama.QWEN3_MOE,
     "phi3": llama.PHI3,
@@ -24,7 +24,11 @@ ARCHITECTURES = {
     "gemma3": gemma.GEMMA3,
     "gpt2": gpt2.GPT2,
 }
-"""By ``general.architecture``; Llama, Mistral, Mixtral and SmolLM are all ``llama`` there."""
+"""By ``general.architecture``; Llama, Mistral, Mixtral and SmolLM are all ``llama`` there.
+
+A card is written as the first that can say all of it, so what only a few cards need comes before ``llama`` if ``llama``
+could say it too.
+"""
 
 
 def card_of_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Any], where: str) -> Card:

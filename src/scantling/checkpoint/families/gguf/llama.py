@@ -103,7 +103,14 @@ def _write_llama(card: Card) -> Written:
     return keys, tensors
 
 
-def _read_qwen2(meta: Meta, *, square: bool = True) -> dict[str, Any]:
+def _read_qwen2(meta: Meta) -> dict[str, Any]:
+    sections = _read_qwen(meta, square=True)
+    # Without a key: every model of the family has these.
+    sections["attention"]["bias"] = ["q", "k", "v"]
+    return sections
+
+
+def _read_qwen(meta: Meta, *, square: bool = False) -> dict[str, Any]:
     sections = read_common(meta, partial=False, square=square)
     # Every model of the family is converted with 0, no pooling, or without the key.
     meta.only("pooling_type", 0)
@@ -111,7 +118,7 @@ def _read_qwen2(meta: Meta, *, square: bool = True) -> dict[str, Any]:
 
 
 def _read_qwen3(meta: Meta) -> dict[str, Any]:
-    sections = _read_qwen2(meta, square=False)
+    sections = _read_qwen(meta)
     sections["attention"]["qk_norm"] = {"kind": "rmsnorm", "eps": sections["norm"]["eps"]}
     return sections
 

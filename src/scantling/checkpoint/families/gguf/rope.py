@@ -127,9 +127,7 @@ def _yarn(meta: Meta) -> dict[str, Any]:
     }
 
 
-def _longrope(
-    meta: Meta, lists: list[str], factor: float, width: int, trained: int, context: int
-) -> dict[str, Any]:
+def _longrope(meta: Meta, lists: list[str], factor: float, width: int, trained: int, context: int) -> dict[str, Any]:
     if len(lists) < 2 or meta.has(FREQS):
         lacking = next((name for name in (LONG, SHORT) if name not in lists), None)
         fault = f"beside LongRoPE's lists there is {FREQS!r}" if lacking is None else f"tensor {lacking!r} is missing"
@@ -156,7 +154,7 @@ def _longrope(
 def _frequencies(divisors: list[float], theta: float, width: int, context: int) -> dict[str, Any] | None:
     """Llama 3's scaling where its rule gives these divisors, or else the divisors themselves.
 
-    The rule's three lengths appear only as ratios, so one of them may be chosen: long waves begin at the trained length.
+    The rule's three lengths appear only as ratios, so one may be chosen: long waves begin at the trained length.
     """
     factor = divisors[-1]
     if all(divisor == 1.0 for divisor in divisors):
@@ -181,9 +179,7 @@ def _frequencies(divisors: list[float], theta: float, width: int, context: int) 
     }
 
 
-def _llama3_divisors(
-    theta: float, width: int, factor: float, trained: int, low: float, high: float
-) -> list[float]:
+def _llama3_divisors(theta: float, width: int, factor: float, trained: int, low: float, high: float) -> list[float]:
     """Llama 3.1's rule: waves longer than trained / low are divided by factor, shorter than trained / high kept."""
     out = []
     for i in range(width // 2):
