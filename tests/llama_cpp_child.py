@@ -1,7 +1,8 @@
 """llama.cpp in a process of its own, since a file that it dislikes may end the process.
 
-Reads {"model", "prompts": [[id, ...], ...], "n_probs"} from stdin and writes, for every prompt, what comes next as
-{id: log-probability} of the `n_probs` likeliest tokens. Prompts that continue each other reuse the cache.
+Reads {"model", "batches": [[[id, ...], ...], ...], "n_probs"} from stdin and writes, for every prompt of every batch,
+what comes next as {id: log-probability} of the `n_probs` likeliest tokens. The prompts of a batch run side by side, and
+those of the next batch that continue them reuse the cache.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ def main() -> None:
     asked = json.load(sys.stdin)
     params = xllamacpp.CommonParams()
     params.model.path = asked["model"]
-    params.n_ctx = max(map(len, asked["prompts"])) + 8
-    params.n_parallel = 1
+    width = max(map(len, asked["batches"]))
+    longest = max(len(prompt) for batch in asked["batches"] for prompt in batch)
+    params.n_parallel = width
+    params.n_ctx = width * -(-(longest + 8) // 256) * 256
     params.n_gpu_layers = 0
     params.warmup = False
     params.cpuparams.n_threads = 1
@@ -28,9 +31,9 @@ def main() -> None:
     params.swa_full = True
     server = xllamacpp.Server(params)
 
-    def next_of(prompt: list[int]) -> dict[str, float]:
+    def next_of(batch: list[list[int]]) -> list[dict[str, float]]:
         body = {
-            "prompt": prompt,
+            "prompt": batch,
             "n_predict": 1,
             "n_probs": asked["n_probs"],
             "temperature": 0.0,
@@ -42,11 +45,12 @@ def main() -> None:
             f"{server.listening_address}/completion", data, {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request) as response:
-            answer: Any = json.load(response)
-        (place,) = answer["completion_probabilities"]
-        return {str(top["id"]): top["logprob"] for top in place["top_logprobs"]}
+            found: Any = json.load(response)
+        answers = sorted(found, key=lambda answer: answer["index"]) if isinstance(found, list) else [found]
+        places = [answer["completion_probabilities"][0]["top_logprobs"] for answer in answers]
+        return [{str(top["id"]): top["logprob"] for top in place} for place in places]
 
-    print("answer:" + json.dumps([next_of(prompt) for prompt in asked["prompts"]]))
+    print("answer:" + json.dumps([next_of(batch) for batch in asked["batches"]]))
 
 
 main()

@@ -21,13 +21,14 @@ from scantling.checkpoint.gguf_write import write_gguf
 CHILD = Path(__file__).parents[1] / "llama_cpp_child.py"
 
 
-def next_tokens(path: Path, prompts: list[list[int]], n_probs: int) -> list[dict[int, float]]:
-    """What llama.cpp expects after each prompt: log-probabilities by id, the likeliest first."""
-    asked = json.dumps({"model": str(path), "prompts": prompts, "n_probs": n_probs})
+def next_tokens(path: Path, batches: list[list[list[int]]], n_probs: int) -> list[list[dict[int, float]]]:
+    """What llama.cpp expects after each prompt of each batch: log-probabilities by id, the likeliest first."""
+    asked = json.dumps({"model": str(path), "batches": batches, "n_probs": n_probs})
     done = subprocess.run([sys.executable, CHILD], input=asked, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     (answer,) = (line for line in done.stdout.splitlines() if line.startswith("answer:"))
-    return [{int(i): p for i, p in place.items()} for place in json.loads(answer.removeprefix("answer:"))]
+    found = json.loads(answer.removeprefix("answer:"))
+    return [[{int(i): p for i, p in place.items()} for place in batch] for batch in found]
 
 
 def normalised(lm: sc.Model) -> sc.Model:
@@ -74,19 +75,20 @@ def test_every_log_probability_is_that_of_llama_cpp(name: str, tmp_path: Path) -
     lm.tokenizer = vocabulary()
     write_gguf(lm, tmp_path / "model.gguf")
     ids = recorded(name)["input_ids"][0].tolist()
-    answers = next_tokens(tmp_path / "model.gguf", [ids[:n] for n in range(1, len(ids) + 1)], 131)
-    theirs = torch.tensor([[answer[i] for i in range(131)] for answer in answers])
+    answers = next_tokens(tmp_path / "model.gguf", [[ids[:n]] for n in range(1, len(ids) + 1)], 131)
+    theirs = torch.tensor([[answer[i] for i in range(131)] for (answer,) in answers])
     torch.testing.assert_close(lm.logits(ids)[0].log_softmax(-1), theirs, atol=atol, rtol=0)
 
 
 @pytest.mark.slow
 def test_the_real_model_agrees_with_llama_cpp_on_a_real_text(smollm: Any, tmp_path: Path) -> None:
-    """1,000 tokens of CPython's licence, each predicted from all before it."""
+    """1,000 tokens of CPython's licence as ten pieces of 100, each token predicted from all before it in its piece."""
     path = tmp_path / "smollm.gguf"
     write_gguf(smollm, path)
     assert len(read_gguf(path).tensors) == 272
     ids = smollm.tokenizer.encode((DATA / "cpython-license.txt").read_text(encoding="utf-8"))[:1000]
-    answers = next_tokens(path, [ids[:n] for n in range(1, len(ids) + 1)], 1)
-    theirs = torch.tensor([next(iter(answer)) for answer in answers])
-    agreement = float((smollm.logits(ids)[0].argmax(-1) == theirs).float().mean())
+    pieces = [ids[start : start + 100] for start in range(0, 1000, 100)]
+    answers = next_tokens(path, [[piece[:n] for piece in pieces] for n in range(1, 101)], 1)
+    theirs = torch.tensor([[next(iter(answer)) for answer in batch] for batch in answers]).T
+    agreement = float((smollm.logits(pieces).argmax(-1) == theirs).float().mean())
     assert agreement >= 0.99

@@ -123,6 +123,11 @@ def drawn(card: Card, weights: Shapes) -> Drawing:
     Raises:
         ScantlingInputError: none does; the message names the nearest and what it cannot say.
     """
+    if not isinstance(card.attention, MultiHead):
+        raise ScantlingInputError(
+            f"card {shown(card.name)} cannot be written as GGUF: attention.kind is latent, which none of the "
+            f"architectures here has ({', '.join(ARCHITECTURES)})"
+        )
     faults: dict[str, list[str]] = {}
     for name in ARCHITECTURES:
         drawing, faults[name] = _attempt(name, card, weights)
@@ -137,8 +142,6 @@ def drawn(card: Card, weights: Shapes) -> Drawing:
 
 def _attempt(name: str, card: Card, weights: Shapes) -> tuple[Drawing, list[str]]:
     kind = ARCHITECTURES[name]
-    if not isinstance(card.attention, MultiHead):
-        return Drawing(name, {}, {}, [], ()), ["it has no attention of kind 'latent'"]
     keys, beside = kind.write(card)
     table, missing = written_out(kind.rows(card), weights)
     unread = [(key, what) for key, what in kind.unread.items() if keys.get(key)]
