@@ -452,6 +452,8 @@ def _tokenizer(found: Found) -> Tokenizer | None:
         return None
     if found.kind == "gguf":
         metadata = read_gguf(found.path).metadata
+        if metadata.get("tokenizer.ggml.model") in ("none", "no_vocab"):
+            return None
         return Tokenizer.from_gguf(metadata) if any(key.startswith("tokenizer.") for key in metadata) else None
     folder = found.path if found.path.is_dir() else found.path.parent
     has_one = any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model"))

@@ -11,6 +11,7 @@ from scantling.cards import Card
 from scantling.cards.schema import Sinusoidal
 from scantling.checkpoint.families import family
 from scantling.checkpoint.families.gguf import architecture, card_of_gguf
+from scantling.checkpoint.families.gguf.rope import BESIDE
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.find import Found, config_path
 from scantling.checkpoint.gguf import read_gguf
@@ -73,7 +74,7 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
     names, extra = match(shapes, wanted, kind.prefix, ignored, str(where), kind.renamed, kind.absent)
     notes = [*header.notes, *_wrapper_notes(names), *_unread_notes(shapes.keys() - names.values() - set(extra))]
     read = _reader(header.tensors)
-    heads = [f"{row.theirs}.weight" for row in kind.rows(card) if row.ours == "head.matrix"]
+    heads = [f"{row.theirs}.weight" for row in kind.rows(card) if row.ours in ("head", "head.matrix")]
     again = {*kind.copies, *(name.removeprefix(kind.prefix) for name in heads if card.tied)}
     copies = [name for name in extra if bare(name, kind.renamed).removeprefix(kind.prefix) in again]
     notes += [_check_copy(read, name, names, table, str(where)) for name in copies]
@@ -103,21 +104,25 @@ def load_gguf(found: Found, weights_of: Weights, dtype: str | None) -> Loaded:
     table = links(architecture(header.metadata, where).rows(card), weights)
     shapes = {name: tensor.shape for name, tensor in header.tensors.items()}
     names, extra = match(shapes, foreign_shapes(table, weights), "", (), where)
-    if extra:
+    if extra := [name for name in extra if name not in BESIDE]:
         raise ScantlingInputError(f"{where}: tensor {extra[0]!r} is not part of the model that the metadata describes")
     target = getattr(torch, dtype or "float32")
-    read = lambda name: torch.from_numpy(dequantise(header.tensors[names[name]])).to(target)  # noqa: E731
+    read = lambda name: torch.from_numpy(dequantise(header.tensors[names[name]]))  # noqa: E731
     kinds = Counter(tensor.kind for tensor in header.tensors.values())
     note = "stored as " + ", ".join(f"{kind} ({n} tensors)" for kind, n in kinds.most_common())
-    return Loaded(card, _translate(table, weights, read), (note,))
+    return Loaded(card, _translate(table, weights, read, target), (note,))
 
 
-def _translate(table: list[Link], weights: Shapes, read: Callable[[str], Tensor]) -> dict[str, Tensor]:
+def _translate(
+    table: list[Link], weights: Shapes, read: Callable[[str], Tensor], target: Any = None
+) -> dict[str, Tensor]:
+    """Our tensors, each of the dtype `target` in the end: 1 is subtracted from a gain before it is rounded."""
     tensors: dict[str, Tensor] = {}
     for link in table:
         shapes = [weights[name] for name in link.ours]
         ours = link.transform.load([read(name) for name in link.theirs], shapes)
-        tensors |= {name: tensor.contiguous() for name, tensor in zip(link.ours, ours, strict=True)}
+        cast = ours if target is None else [tensor.to(target) for tensor in ours]
+        tensors |= {name: tensor.contiguous() for name, tensor in zip(link.ours, cast, strict=True)}
     return tensors
 
 

@@ -197,12 +197,17 @@ def links(rows: Sequence[Row], weights: Mapping[str, Shape]) -> list[Link]:
     Raises:
         AssertionError: a weight of the model stands in no row.
     """
+    out, missing = written_out(rows, weights)
+    assert not missing, f"no row for {missing}"
+    return out
+
+
+def written_out(rows: Sequence[Row], weights: Mapping[str, Shape]) -> tuple[list[Link], list[str]]:
+    """The same, and the weights that stand in no row: the table is not of this model if there are any."""
     layers = 1 + max((int(m[1]) for name in weights if (m := re.search(r"blocks\.(\d+)\.", name))), default=-1)
     out = list(_written_out(rows, weights, layers))
     covered = {name for link in out for name in link.ours}
-    missing = [name for name in weights if name not in covered]
-    assert not missing, f"no row for {missing}"
-    return out
+    return out, [name for name in weights if name not in covered]
 
 
 def _written_out(rows: Sequence[Row], weights: Mapping[str, Shape], layers: int) -> Iterator[Link]:

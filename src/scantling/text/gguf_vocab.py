@@ -12,14 +12,14 @@ from typing import Any
 
 from scantling.errors import ScantlingInputError, need
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 MAX_TOKENS = 4_194_304
 
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _CASELESS_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_SPLITS = {
+SPLITS = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]"),
     "gpt-2": (_WORDS,),
     "smollm": (r"\p{N}", _WORDS),
@@ -34,7 +34,8 @@ def build(metadata: Mapping[str, object]) -> Any:
 
     `tokenizer.ggml.model` may be `gpt2` (byte-level BPE) or `llama` (SentencePiece BPE). The latter is turned into
     ranked merges the way transformers does it: equal to SentencePiece save where a piece made in two ways overlaps
-    itself, as in runs of one character. For pre `qwen2` text is put into NFC, as in the model's own tokenizer.
+    itself, as in runs of one character. For pre `qwen2` text is put into NFC, as in the model's own tokenizer. Tokens
+    `[PAD<id>]` that end the list and are marked unused only fill the token table up and are left out.
 
     Raises:
         ScantlingInputError: a key is missing or malformed, or the model or pre-tokenizer is not supported.
@@ -58,9 +59,16 @@ def build(metadata: Mapping[str, object]) -> Any:
             f"{vocabulary[tokens[place]]}"
         )
     types = _types(metadata, len(tokens))
+    while types and types[-1] == UNUSED and tokens[-1] == padding(len(tokens) - 1):
+        del vocabulary[tokens.pop()], types[-1]
     library = _byte_level(metadata, vocabulary) if model == "gpt2" else _sentencepiece(metadata, vocabulary, types)
     _add_marked(library, tokens, types)
     return library
+
+
+def padding(token_id: int) -> str:
+    """What stands in a GGUF file for an id that the token table has and the tokenizer has not."""
+    return f"[PAD{token_id}]"
 
 
 def adds_bos(metadata: Mapping[str, object]) -> bool:
@@ -87,10 +95,10 @@ def token_id(metadata: Mapping[str, object], name: str) -> int | None:
 def _byte_level(metadata: Mapping[str, object], vocabulary: dict[str, int]) -> Any:
     tokenizers = need("tokenizers", "read text")
     pre = metadata.get(_PREFIX + "pre")
-    if not isinstance(pre, str) or pre not in _SPLITS:
+    if not isinstance(pre, str) or pre not in SPLITS:
         what = "is missing" if pre is None else f"is {pre!r}"
         raise ScantlingInputError(
-            f"GGUF metadata: tokenizer.ggml.pre {what}; supported are {', '.join(sorted(_SPLITS))}; give a folder with "
+            f"GGUF metadata: tokenizer.ggml.pre {what}; supported are {', '.join(sorted(SPLITS))}; give a folder with "
             "tokenizer.json instead"
         )
     merges = [_pair(merge, place) for place, merge in enumerate(_strings(metadata, "merges"))]
@@ -100,7 +108,7 @@ def _byte_level(metadata: Mapping[str, object], vocabulary: dict[str, int]) -> A
         raise ScantlingInputError(f"GGUF metadata: tokenizer.ggml.merges do not fit the tokens: {error}") from None
     library = tokenizers.Tokenizer(model)
     parts = tokenizers.pre_tokenizers
-    splits = [parts.Split(tokenizers.Regex(pattern), "isolated") for pattern in _SPLITS[pre]]
+    splits = [parts.Split(tokenizers.Regex(pattern), "isolated") for pattern in SPLITS[pre]]
     library.pre_tokenizer = parts.Sequence([*splits, parts.ByteLevel(add_prefix_space=False, use_regex=False)])
     library.decoder = tokenizers.decoders.ByteLevel()
     if pre == "qwen2":
@@ -135,7 +143,7 @@ def _ranked_merges(
     metadata: Mapping[str, object], vocabulary: dict[str, int], types: list[int]
 ) -> list[tuple[str, str]]:
     """Every way to make a piece of two others, the pieces with the highest score first."""
-    scores = list(_array(metadata, "scores"))
+    scores = list(_array(metadata, "scores"))[: len(vocabulary)]
     if len(scores) != len(vocabulary) or not all(isinstance(s, int | float) and not math.isnan(s) for s in scores):
         raise ScantlingInputError("GGUF metadata: tokenizer.ggml.scores must be one number for each token")
     pieces = [piece for piece, kind in zip(vocabulary, types, strict=True) if kind in (NORMAL, USER_DEFINED)]

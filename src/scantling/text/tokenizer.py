@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scantling.errors import ScantlingInputError
 from scantling.text import folder as files
-from scantling.text import gguf_vocab
+from scantling.text import gguf_vocab, gguf_vocab_write
 from scantling.text.stream import TokenStream, stage_makers
 
 __all__ = ["TokenStream", "Tokenizer"]
@@ -32,9 +32,10 @@ class Tokenizer:
     Ids are plain ints. The object holds no state of a conversation and may be shared between threads.
     """
 
-    def __init__(self, library: Any, marks: _Marks) -> None:
+    def __init__(self, library: Any, marks: _Marks, source: Mapping[str, object] | None = None) -> None:
         self._library = library
         self._marks = marks
+        self._source = source
         added = library.get_added_tokens_decoder().values()
         self._special = frozenset(token.content for token in added if token.special)
         self._stages = stage_makers(library.decoder, frozenset(token.content for token in added))
@@ -101,7 +102,33 @@ class Tokenizer:
         )
         if marks.add_bos and marks.bos_id is None:
             raise ScantlingInputError("GGUF metadata: BOS is to be added, but tokenizer.ggml.bos_token_id is missing")
-        return cls(library, marks)
+        return cls(library, marks, {key: value for key, value in metadata.items() if key.startswith("tokenizer.")})
+
+    def gguf_metadata(self, rows: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The `tokenizer.*` keys of a GGUF file with `rows` tokens, and what a user should know.
+
+        A vocabulary that came from a GGUF file is given back as it was.
+
+        Raises:
+            ScantlingInputError: GGUF has no name for this kind of vocabulary, or it does not fit the rows.
+        """
+        source, ends = self._source, self._marks.eos_ids
+        if source is not None:
+            tokens = source["tokenizer.ggml.tokens"]
+            assert isinstance(tokens, Sequence)
+            if len(tokens) != rows:
+                raise ScantlingInputError(f"the vocabulary has {len(tokens)} tokens and the model has {rows} rows")
+            return dict(source), ()
+        found = gguf_vocab_write.vocabulary(
+            self._library,
+            rows,
+            bos=self.bos_id,
+            eos=ends,
+            add_bos=self._adds_bos,
+            template=self.chat_template,
+        )
+        left = [self.token(token_id) for token_id in ends[3:]]
+        return found, (f"tokens that end a text beyond the first three are left out: {left}",) if left else ()
 
     @property
     def bos_id(self) -> int | None:
