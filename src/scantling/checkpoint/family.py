@@ -24,6 +24,8 @@ class Family:
         tied_by_default: when the config does not say.
         extra_layers: config key of how many layers the files have beyond the model's own, or None: they predict tokens
             further ahead in training or for drafting, and no logits depend on them.
+        config: the way back, from a card to a config: the keys of this family, or None where it sees that the card is
+            none of its own. What it gives is tried before it is used: `card` must read the same model out of it.
     """
 
     card: Callable[[Keys], dict[str, Any]]
@@ -33,3 +35,4 @@ class Family:
     irrelevant: frozenset[str] = frozenset()
     tied_by_default: bool = True
     extra_layers: str | None = None
+    config: Callable[[Card], dict[str, Any] | None] | None = None

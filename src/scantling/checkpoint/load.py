@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scantling.cards import Card
+from scantling.checkpoint.config_keys import read_json
 from scantling.checkpoint.families import family
 from scantling.checkpoint.families.gguf import architecture, card_of_gguf
 from scantling.checkpoint.find import Found, config_path
@@ -15,7 +16,8 @@ from scantling.checkpoint.gguf import read_gguf
 from scantling.checkpoint.gguf_values import dequantise
 from scantling.checkpoint.header import TensorInfo
 from scantling.checkpoint.hf_config import beyond, end_ids, read_config
-from scantling.checkpoint.names import Link, foreign_shapes, links, match
+from scantling.checkpoint.names import Link, bare, foreign_shapes, heads, links, match
+from scantling.checkpoint.origin import Origin
 from scantling.checkpoint.sharded import read_checkpoint
 from scantling.errors import ScantlingInputError, need
 
@@ -34,12 +36,14 @@ class Loaded:
         tensors: by our names, all of one dtype.
         notes: what a user should know: prefixes removed, tensors passed over, dtypes mixed.
         eos_ids: ids that end a text, by config.json.
+        origin: the folder that they were read from; None for a GGUF file.
     """
 
     card: Card
     tensors: dict[str, Tensor]
     notes: tuple[str, ...]
     eos_ids: frozenset[int] = frozenset()
+    origin: Origin | None = None
 
 
 def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Loaded:
@@ -57,23 +61,25 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
     where = found.path.parent if found.path.suffix == ".json" else found.path
     header = read_checkpoint(where)
     kind, weights = family(model_type, str(config)), weights_of(card)
-    table = links(kind.rows(card), weights)
+    rows = kind.rows(card)
+    table = links(rows, weights)
     shapes = {name: info.shape for name, info in header.tensors.items()}
     ignored = (*kind.ignored, *beyond(config, kind, card.n_layers))
     names, extra = match(shapes, foreign_shapes(table, weights), kind.prefix, ignored, str(where))
     notes = [*header.notes, *_wrapper_notes(names)]
     read = _reader(header.tensors)
-    head = {name for name in extra if name in ("lm_head.weight", f"{kind.prefix}lm_head.weight")}
-    if head and card.tied:
-        notes.append(_check_tied(read, head.pop(), names, table, str(where)))
-    elif extra:
+    stored = {prefix + head for head in heads(rows) for prefix in ("", kind.prefix)}
+    if card.tied and (copies := [name for name in extra if bare(name) in stored]):
+        notes += [_check_tied(read, copy, names, table, str(where)) for copy in copies]
+        extra = [name for name in extra if name not in copies]
+    if extra:
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
         raise ScantlingInputError(
             f"{where}: tensor {extra[0]!r}{more} is not part of the model that the config describes"
         )
     target, mixed = _dtype([header.tensors[name] for name in names.values()], dtype)
     tensors = _translate(table, weights, lambda name: read(names[name]).to(target))
-    return Loaded(card, tensors, (*notes, *mixed), end_ids(config))
+    return Loaded(card, tensors, (*notes, *mixed), end_ids(config), Origin(read_json(config), config.parent))
 
 
 def load_gguf(found: Found, weights_of: Weights, dtype: str | None) -> Loaded:

@@ -157,6 +157,7 @@ class Row:
     """One line of a table: their names, our names, and what lies between.
 
     Names may hold ``{i}`` (the layer) and, in theirs, ``{e}`` (the expert, or the head that has a tensor of its own).
+    A row of ``*`` on both sides is every weight under its own name.
 
     Attributes:
         suffixes: the ends of their names and of ours that belong together.
@@ -194,6 +195,9 @@ def links(rows: Sequence[Row], weights: Mapping[str, Shape]) -> list[Link]:
 def _written_out(rows: Sequence[Row], weights: Mapping[str, Shape], layers: int) -> Iterator[Link]:
     for row in rows:
         bases = (row.ours,) if isinstance(row.ours, str) else row.ours
+        if bases == ("*",):
+            yield from (Link((name,), (name,), row.transform) for name in weights)
+            continue
         for i in range(layers) if "{i}" in row.theirs else [0]:
             for their_suffix, suffix in row.suffixes:
                 ours = tuple(base.replace("{i}", str(i)) + suffix for base in bases)
@@ -213,8 +217,20 @@ def foreign_shapes(table: Sequence[Link], weights: Mapping[str, Shape]) -> dict[
     return shapes
 
 
+def heads(rows: Sequence[Row]) -> set[str]:
+    """Names under which files store the head's matrix, also those of models that tie it and have none."""
+    return {row.theirs + ".weight" for row in rows if row.ours in ("head", "head.matrix")}
+
+
 WRAPPERS = ("_orig_mod.", "module.")
 """Prefixes that torch.compile and DistributedDataParallel leave on names."""
+
+
+def bare(name: str) -> str:
+    """The name without the prefixes of wrappers."""
+    while wrapper := next((w for w in WRAPPERS if name.startswith(w)), None):
+        name = name[len(wrapper) :]
+    return name
 
 
 def match(
@@ -236,15 +252,13 @@ def match(
     names: dict[str, str] = {}
     extra: list[str] = []
     for name in found:
-        bare = name
-        while wrapper := next((w for w in WRAPPERS if bare.startswith(w)), None):
-            bare = bare[len(wrapper) :]
-        full = bare if bare in wanted else prefix + bare
+        plain = bare(name)
+        full = plain if plain in wanted else prefix + plain
         if full in names:
             raise ScantlingInputError(f"{where}: {names[full]!r} and {name!r} are one tensor under two names; keep one")
         if full in wanted:
             names[full] = name
-        elif not any(re.fullmatch(pattern, bare.removeprefix(prefix)) for pattern in ignored):
+        elif not any(re.fullmatch(pattern, plain.removeprefix(prefix)) for pattern in ignored):
             extra.append(name)
     missing = [name for name in wanted if name not in names]
     if missing:

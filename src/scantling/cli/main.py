@@ -13,6 +13,7 @@ from scantling.errors import ScantlingError, nearest
 VERBS = {
     "card": "print a model's card as YAML",
     "cards": "list the presets",
+    "convert": "checkpoint formats",
     "count": "exact parameters",
     "flops": "FLOPs per component and convention",
     "generate": "continue a prompt",

@@ -9,7 +9,7 @@ from typing import Any
 
 from scantling.errors import ScantlingInputError
 from scantling.text import folder as files
-from scantling.text import gguf_vocab
+from scantling.text import gguf_vocab, written
 from scantling.text.stream import TokenStream, stage_makers
 
 __all__ = ["TokenStream", "Tokenizer"]
@@ -112,6 +112,11 @@ class Tokenizer:
         return frozenset(self._marks.eos_ids)
 
     @property
+    def ends(self) -> tuple[int, ...]:
+        """The same in order: the tokenizer's own EOS first."""
+        return self._marks.eos_ids
+
+    @property
     def bos_token(self) -> str:
         """The text of BOS, for a chat template; empty where there is none."""
         return "" if self.bos_id is None else self.token(self.bos_id)
@@ -188,6 +193,16 @@ class Tokenizer:
         if piece is None:
             raise ScantlingInputError(f"the tokenizer has no token with id {token_id!r} (it has {self.vocab_size} ids)")
         return str(piece)
+
+    def files(self) -> dict[str, str]:
+        """The texts, by file name, from which `from_folder` and `transformers` read this tokenizer again."""
+        library = written.with_bos(self._library, self.bos_token) if self._adds_bos_by_itself else self._library
+        return written.texts(library, self.bos_id, self.bos_token, self.ends, self.eos_token, self.chat_template)
+
+    @property
+    def _adds_bos_by_itself(self) -> bool:
+        """BOS is added here and not by the library's post-processor."""
+        return self._adds_bos and not self._processor_adds_bos
 
     def _shown(self, token_id: int) -> str | None:
         piece = self.token(token_id)

@@ -17,6 +17,7 @@ from scantling.checkpoint.families import (
     olmo,
     openai_gpt,
     opt,
+    own,
     phi,
     phi3,
     qwen,
@@ -63,6 +64,8 @@ def family(model_type: object, where: str) -> Family:
     Raises:
         ScantlingInputError: unknown; the message names the nearest.
     """
+    if model_type == own.MODEL_TYPE:
+        return own.FAMILY
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise ScantlingInputError(

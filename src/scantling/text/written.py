@@ -1,0 +1,52 @@
+"""A tokenizer as the files of a model folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from scantling.errors import need
+
+
+def with_bos(library: Any, bos: str) -> Any:
+    """A copy whose post-processor begins each text with BOS, and does what it did besides.
+
+    The library's post-processor runs in every tool; `add_bos_token` in the config is obeyed by some only.
+    """
+    processors = need("tokenizers.processors", "write a tokenizer")
+    copy = need("tokenizers", "write a tokenizer").Tokenizer.from_str(library.to_str())
+    begin = processors.TemplateProcessing(
+        single=[bos, "$A"], pair=[bos, "$A", bos, "$B:1"], special_tokens=[(bos, library.token_to_id(bos))]
+    )
+    before = copy.post_processor
+    copy.post_processor = begin if before is None else processors.Sequence([before, begin])
+    return copy
+
+
+def texts(
+    library: Any, bos_id: int | None, bos: str, ends: Sequence[int], eos: str, template: str | None
+) -> dict[str, str]:
+    """tokenizer.json, tokenizer_config.json, generation_config.json and, where there is one, chat_template.jinja.
+
+    Args:
+        bos_id, bos: the token that begins a text, or None and the empty text.
+        ends: ids that end a text; `eos` is the text of the first.
+    """
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "bos_token": bos or None,
+        "eos_token": eos or None,
+    }
+    generation = {"bos_token_id": bos_id, "eos_token_id": ends[0] if len(ends) == 1 else list(ends) or None}
+    found = {
+        "tokenizer.json": library.to_str(pretty=True) + "\n",
+        "tokenizer_config.json": _json({key: value for key, value in config.items() if value is not None}),
+        "generation_config.json": _json({key: value for key, value in generation.items() if value is not None}),
+    }
+    return found if template is None else found | {"chat_template.jinja": template}
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
