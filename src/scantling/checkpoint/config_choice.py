@@ -41,18 +41,17 @@ def choose(card: Card, origin: Origin | None, describes: Describes, dtype: str, 
         tokens: bos_token_id and eos_token_id, for a config that is written anew.
 
     Raises:
-        ScantlingInputError: the card does not survive being written.
+        ScantlingInputError: the card does not describe the model.
     """
+    # It goes beside every config, and what is read back from it must be this model too.
+    if not describes(read_text(to_yaml(card), f"card {card.name[:60]!r}")):
+        raise ScantlingInputError(f"card {card.name[:60]!r} does not describe the net that is to be saved, but another")
     if origin is not None and origin.config.get("model_type") in FAMILIES and _holds(origin.config, card, describes):
         return _kept(origin.config, dtype)
     for config in _written(card):
         full = {**config, "tie_word_embeddings": card.tied, "torch_dtype": dtype, "pad_token_id": None, **tokens}
         if _holds(full, card, describes):
             return Choice(full, _departure(origin, str(full["model_type"])))
-    if not describes(read_text(to_yaml(card), f"card {card.name!r}")):
-        raise ScantlingInputError(
-            f"card {card.name[:60]!r} does not describe the net that is to be saved: its parts are of another card"
-        )
     config = {"model_type": own.MODEL_TYPE, "layout": own.LAYOUT, **tokens}
     return Choice(config, _departure(origin, own.MODEL_TYPE))
 

@@ -33,6 +33,8 @@ def check_target(target: Path, overwrite: bool, ours: Callable[[str], bool]) -> 
     """
     try:
         if not target.exists():
+            if not (above := next(p for p in target.parents if p.exists())).is_dir():
+                raise ScantlingInputError(f"{target}: cannot be made, as {above} is a file; choose another folder")
             return
         if not target.is_dir():
             raise ScantlingInputError(f"{target}: is a file; give the name of a folder that does not exist yet")

@@ -196,13 +196,13 @@ class Tokenizer:
 
     def files(self) -> dict[str, str]:
         """The texts, by file name, from which `from_folder` and `transformers` read this tokenizer again."""
-        library = written.with_bos(self._library, self.bos_token) if self._adds_bos_by_itself else self._library
-        return written.texts(library, self.bos_id, self.bos_token, self.ends, self.eos_token, self.chat_template)
-
-    @property
-    def _adds_bos_by_itself(self) -> bool:
-        """BOS is added here and not by the library's post-processor."""
-        return self._adds_bos and not self._processor_adds_bos
+        library, tokens = self._library, {"bos_token": self.bos_token, "eos_token": self.eos_token}
+        config: dict[str, object] = {name: token for name, token in tokens.items() if token}
+        if self._adds_bos and not self._processor_adds_bos:
+            library = written.with_bos(library, self.bos_token)
+        if self._processor_adds_bos and not self._adds_bos:
+            config["add_bos_token"] = False
+        return written.texts(library, config, self.bos_id, self.ends, self.chat_template)
 
     def _shown(self, token_id: int) -> str | None:
         piece = self.token(token_id)

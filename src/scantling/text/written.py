@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scantling.errors import need
@@ -25,24 +25,20 @@ def with_bos(library: Any, bos: str) -> Any:
 
 
 def texts(
-    library: Any, bos_id: int | None, bos: str, ends: Sequence[int], eos: str, template: str | None
+    library: Any, config: Mapping[str, object], bos_id: int | None, ends: Sequence[int], template: str | None
 ) -> dict[str, str]:
     """tokenizer.json, tokenizer_config.json, generation_config.json and, where there is one, chat_template.jinja.
 
     Args:
-        bos_id, bos: the token that begins a text, or None and the empty text.
-        ends: ids that end a text; `eos` is the text of the first.
+        config: what tokenizer_config.json says of special tokens.
+        bos_id: of the token that begins a text.
+        ends: ids that end a text.
     """
-    config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "bos_token": bos or None,
-        "eos_token": eos or None,
-    }
+    usual = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     generation = {"bos_token_id": bos_id, "eos_token_id": ends[0] if len(ends) == 1 else list(ends) or None}
     found = {
         "tokenizer.json": library.to_str(pretty=True) + "\n",
-        "tokenizer_config.json": _json({key: value for key, value in config.items() if value is not None}),
+        "tokenizer_config.json": _json({**usual, **config}),
         "generation_config.json": _json({key: value for key, value in generation.items() if value is not None}),
     }
     return found if template is None else found | {"chat_template.jinja": template}
