@@ -79,7 +79,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         ScantlingInputError: not a number with one of these units.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([kmgt]?)(i?)b)?", text.strip().lower())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:(?:([kmgt])(i?))?b)?", text.strip().lower())
     if match is None:
         known = "kB, MB, GB, TB, KiB, MiB, GiB, TiB"
         raise ScantlingInputError(f"{text!r} is no size: give bytes, or a number with one of {known}")

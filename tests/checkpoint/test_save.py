@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -280,6 +282,34 @@ def test_a_tied_model_has_one_matrix_in_memory_and_in_the_file(tmp_path: Path) -
     assert sum(t.nbytes for t in header.tensors.values()) == 4 * lm.parts.params
     io = {"input_ids": torch.tensor([[5, 3, 88, 1]])}
     torch.testing.assert_close(theirs(tmp_path / "tied", io, "eager"), lm.logits(io["input_ids"]), atol=1e-5, rtol=1e-5)
+
+
+SHARDED = """
+import sys
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+import scantling as sc
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}.rendezvous", rank=0, world_size=1)
+lm = sc.load(sys.argv[1])
+mesh = init_device_mesh("cpu", (1,))
+for block in lm.net.decoder.blocks:
+    fully_shard(block, mesh=mesh)
+fully_shard(lm.net, mesh=mesh)
+assert type(next(iter(lm.net.state_dict().values()))).__name__ == "DTensor"
+sc.save(lm, sys.argv[2])
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
+def test_a_tied_model_under_fsdp_is_saved_whole(tmp_path: Path) -> None:
+    """LOAD-18, with one process."""
+    source = TINY / "llama-mha-tied-bias"
+    command = [sys.executable, "-c", SHARDED, str(source), str(tmp_path / "m")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert same_bits(tensors_of(tmp_path / "m"), tensors_of(source))
 
 
 def tied_card() -> sc.Card:

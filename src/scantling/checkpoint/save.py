@@ -198,7 +198,7 @@ def _reader(table: list[Link], state: Mapping[str, Tensor], dtype: str) -> Calla
     def read(name: str) -> Tensor:
         link, i = places[name]
         with torch.no_grad():
-            tensor = link.transform.save([state[ours].detach() for ours in link.ours])[i]
+            tensor = link.transform.save([_whole(state[ours].detach()) for ours in link.ours])[i]
             new = tensor.to(target)
             if new.dtype != tensor.dtype and not torch.equal(new.isfinite(), tensor.isfinite()):
                 raise ScantlingInputError(f"tensor {name!r} has numbers too large for {dtype}; save it as bfloat16")
@@ -206,6 +206,11 @@ def _reader(table: list[Link], state: Mapping[str, Tensor], dtype: str) -> Calla
         return result
 
     return read
+
+
+def _whole(tensor: Any) -> Any:
+    """A tensor whose parts lie on several processes (FSDP, tensor parallel), put together; any other as it is."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _companions(content: Content) -> tuple[dict[str, str], dict[str, Path], tuple[str, ...]]:

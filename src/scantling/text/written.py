@@ -14,14 +14,27 @@ def with_bos(library: Any, bos: str) -> Any:
 
     The library's post-processor runs in every tool; `add_bos_token` in the config is obeyed by some only.
     """
-    processors = need("tokenizers.processors", "write a tokenizer")
-    copy = need("tokenizers", "write a tokenizer").Tokenizer.from_str(library.to_str())
-    begin = processors.TemplateProcessing(
-        single=[bos, "$A"], pair=[bos, "$A", bos, "$B:1"], special_tokens=[(bos, library.token_to_id(bos))]
-    )
-    before = copy.post_processor
-    copy.post_processor = begin if before is None else processors.Sequence([before, begin])
-    return copy
+    data = json.loads(library.to_str())
+    steps = _steps(data["post_processor"])
+    template = next((step for step in steps if step["type"] == "TemplateProcessing"), None)
+    if template is None:
+        first, second = ({"Sequence": {"id": text, "type_id": 0}} for text in "AB")
+        template = {"type": "TemplateProcessing", "single": [first], "pair": [first, second], "special_tokens": {}}
+        steps.append(template)
+    template["special_tokens"][bos] = {"id": bos, "ids": [library.token_to_id(bos)], "tokens": [bos]}
+    for kind in ("single", "pair"):
+        template[kind].insert(0, {"SpecialToken": {"id": bos, "type_id": 0}})
+    data["post_processor"] = steps[0] if len(steps) == 1 else {"type": "Sequence", "processors": steps}
+    return need("tokenizers", "write a tokenizer").Tokenizer.from_str(json.dumps(data))
+
+
+def _steps(processor: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The processors that run one after the other."""
+    if processor is None:
+        return []
+    if processor["type"] != "Sequence":
+        return [processor]
+    return [step for inner in processor["processors"] for step in _steps(inner)]
 
 
 def texts(
