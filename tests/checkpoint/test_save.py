@@ -247,7 +247,7 @@ def test_every_preset_is_expressed_by_something() -> None:
         choose(card, None, lambda c, p=parts, n=card.context: sc.assemble(c) == p and c.context == n, "float32", {})
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(data=legal_cards())
 def test_any_legal_card_is_saved_and_loaded_bit_for_bit(
     data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
