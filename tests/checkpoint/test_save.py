@@ -167,6 +167,11 @@ def test_the_hubs_spelling_is_kept_also_of_the_dtype(name: str, tmp_path: Path) 
 
 
 EXPRESSED = {
+    "bloom": "bloom",
+    "bloom-postln-residual": "bloom",
+    "opt": "opt",
+    "opt-postnorm-proj": "opt",
+    "smollm3": "smollm3",
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gpt-neox": "gpt_neox",
@@ -224,6 +229,9 @@ def test_a_model_that_is_only_a_card_and_weights_gets_a_config_that_is_true(case
         ("gemma-2-9b", "gemma2"),
         ("olmo-2-7b", "olmo2"),
         ("pythia-1.4b", "gpt_neox"),
+        ("smollm3-3b", "smollm3"),
+        ("bloom-7b1", "bloom"),
+        ("opt-125m", "opt"),
         ("deepseek-v2-lite", "scantling"),
     ],
 )

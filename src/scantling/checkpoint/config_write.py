@@ -14,6 +14,7 @@ from scantling.cards import Card
 from scantling.cards.schema import (
     DynamicScaling,
     Gated,
+    Layer,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
@@ -99,11 +100,16 @@ def has_all_biases(card: Card) -> bool:
     return isinstance(card.attention, MultiHead) and set(card.attention.bias) == set("qkvo")
 
 
+def layers_of(card: Card) -> list[Layer]:
+    """What differs in each layer: the pattern, repeated and cut to n_layers."""
+    unit = [layer for layer in card.pattern for _ in range(layer.times)] or [Layer()]
+    return [unit[i % len(unit)] for i in range(card.n_layers)]
+
+
 def window_keys(card: Card) -> dict[str, Any]:
     """sliding_window and layer_types, by the windows of the card and its pattern."""
-    unit = [layer.attention or card.attention for layer in card.pattern for _ in range(layer.times)] or [card.attention]
-    layers = [unit[i % len(unit)] for i in range(card.n_layers)]
-    windows = [attention.window if isinstance(attention, MultiHead) else None for attention in layers]
+    attentions = [layer.attention or card.attention for layer in layers_of(card)]
+    windows = [attention.window if isinstance(attention, MultiHead) else None for attention in attentions]
     return {
         "sliding_window": next((window for window in windows if window is not None), None),
         "layer_types": [FULL if window is None else SLIDING for window in windows],
