@@ -28,9 +28,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": BASE | {"cards"},
     "study": BASE | {"cards", "parts", "assembly", "numbers", "tensor"},
     "model": BASE | {"cards", "parts", "assembly", "checkpoint", "text", "tensor", "generate"},
+    "saving": BASE | {"assembly", "checkpoint", "model"},
     "generate": BASE | {"cards", "parts", "tensor", "model", "text"},
-    "cli": BASE | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "generate"},
-    "__init__": BASE | {"cards", "parts", "assembly", "model"},
+    "cli": BASE
+    | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "saving", "generate"},
+    "__init__": BASE | {"cards", "parts", "assembly", "model", "saving"},
     "__main__": {"cli"},
 }
 ONLY_INSIDE_FUNCTIONS = {("parts", "tensor"), ("study", "tensor"), ("model", "tensor"), ("model", "generate")}

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from scantling.checkpoint.find import card_of as card
     from scantling.errors import ScantlingError, ScantlingInputError
     from scantling.model import Model, load
+    from scantling.model import from_card as new
     from scantling.parts.part import Part, Step, Workload
+    from scantling.saving import save
 
 __version__ = "0.1.0"
 
@@ -26,6 +28,8 @@ _HOME = {
     "assemble": "scantling.assembly",
     "card": "scantling.checkpoint.find:card_of",
     "load": "scantling.model",
+    "new": "scantling.model:from_card",
+    "save": "scantling.saving",
 }
 
 __all__ = [
@@ -39,6 +43,8 @@ __all__ = [
     "assemble",
     "card",
     "load",
+    "new",
+    "save",
 ]
 
 

@@ -13,9 +13,10 @@ from scantling.assembly import assemble
 from scantling.cards import Card
 from scantling.cards import card as read_card
 from scantling.cards.rules import position_limit, positions_text
-from scantling.checkpoint.find import Found, default_model, find
+from scantling.checkpoint.find import Found, card_of, default_model, find
 from scantling.checkpoint.gguf import read_gguf
 from scantling.checkpoint.load import Loaded, load_gguf, load_safetensors
+from scantling.checkpoint.origin import Origin
 from scantling.errors import ScantlingInputError, need
 from scantling.parts.heads import Head
 from scantling.parts.transformer import Transformer
@@ -42,6 +43,7 @@ class Model:
         eos_ids: ids that end a text: the tokenizer's and those of the checkpoint's config.
         start_id: what an encoder-decoder's target begins with, or None where nobody says.
         labels: names of what a classifier tells apart.
+        origin: the folder it was loaded from, whose config and tokenizer files `save` writes again.
     """
 
     card: Card
@@ -52,6 +54,7 @@ class Model:
     eos_ids: frozenset[int] = frozenset()
     start_id: int | None = None
     labels: tuple[str, ...] = ()
+    origin: Origin | None = None
 
     def ids(self, ids: Ids) -> Tensor:
         """Ids as a (B, T) int64 tensor on the net's device.
@@ -414,7 +417,7 @@ def load(
         example = read_card(found.path).name
         raise ScantlingInputError(
             f"{example!r} is a card without weights; name a folder, a hub id, a .safetensors or a .gguf file, "
-            f"or build it with initial weights: scantling.assemble(scantling.card({str(found.path)!r})).build()"
+            f"or give it initial weights: scantling.new({str(found.path)!r})"
         )
     name = weights_dtype(dtype) if dtype else None
     need("torch", "load weights")
@@ -426,6 +429,28 @@ def load(
     loader = load_gguf if found.kind == "gguf" else load_safetensors
     loaded = loader(found, _weights_of, name)
     return _built(loaded, _tokenizer(found), place)
+
+
+def from_card(
+    card: Card | str | os.PathLike[str], *, seed: int = 0, dtype: str = "float32", device: str = "cpu"
+) -> Model:
+    """A model with initial weights, which can be trained and saved; its parameters take gradients.
+
+    Args:
+        card: a card, or any MODEL, of which only the card is used.
+        seed: of the weights.
+        dtype: of the weights.
+        device: any torch device but meta.
+
+    Raises:
+        ScantlingInputError: no such model, a card that contradicts itself, or one too large for the free memory.
+        MissingExtra: torch is not installed.
+    """
+    card = card if isinstance(card, Card) else card_of(card)
+    parts, name = assemble(card), weights_dtype(dtype)
+    net = parts.build(device=device, dtype=name, seed=seed)
+    stored: Any = name if name != "float64" else card.dtype
+    return Model(replace(card, dtype=stored), parts, net)
 
 
 def tokenizer_of(model: str | os.PathLike[str] | None = None, *, revision: str | None = None) -> Tokenizer:
@@ -476,7 +501,8 @@ def _built(loaded: Loaded, tokenizer: Tokenizer | None, device: Any) -> Model:
     dtype: Any = str(next(net.parameters()).dtype).removeprefix("torch.")
     card = replace(loaded.card, dtype=dtype) if dtype in ("float32", "float16", "bfloat16") else loaded.card
     ends = loaded.eos_ids | (tokenizer.eos_ids if tokenizer else frozenset())
-    return Model(card, parts, net, tokenizer, notes, ends, loaded.start_id, loaded.labels)
+    marks = (loaded.start_id, loaded.labels, loaded.origin)
+    return Model(card, parts, net, tokenizer, notes, ends, *marks)
 
 
 def _restated(loaded: Loaded, constants: dict[str, Tensor]) -> list[str]:

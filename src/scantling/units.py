@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from scantling.errors import ScantlingInputError, nearest
 
 DTYPE_BYTES: dict[str, int] = {
@@ -69,6 +71,20 @@ def storage_dtype(name: str) -> str:
     if full not in known:
         raise ScantlingInputError(f"weights are not stored as {full}: use one of {', '.join(known)}")
     return full
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes as people write them: ``5GB`` is 5 * 10^9, ``5GiB`` is 5 * 2^30, ``500`` is 500.
+
+    Raises:
+        ScantlingInputError: not a number with one of these units.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:(?:([kmgt])(i?))?b)?", text.strip().lower())
+    if match is None:
+        known = "kB, MB, GB, TB, KiB, MiB, GiB, TiB"
+        raise ScantlingInputError(f"{text!r} is no size: give bytes, or a number with one of {known}")
+    number, letter, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** (" kmgt".index(letter) if letter else 0))
 
 
 def bytes_text(n: int) -> str:

@@ -30,6 +30,8 @@ class Family:
             where the config asks for another head.
         absent: patterns of tensor names, without the prefix, that some files leave out where all their numbers are 0.
         copies: names of tensors, without the prefix, in which some files store the token table again.
+        config: the way back, from a card to a config: the keys of this family, or None where it sees that the card is
+            none of its own. What it gives is tried before it is used: `card` must read the same model out of it.
     """
 
     card: Callable[[Keys], dict[str, Any]]
@@ -44,3 +46,4 @@ class Family:
     absent: Sequence[str] = ()
     vocabulary_head: Sequence[str] = ()
     copies: Sequence[str] = ()
+    config: Callable[[Card], dict[str, Any] | None] | None = None

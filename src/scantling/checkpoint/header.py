@@ -28,7 +28,7 @@ _MAX_RANK = 64
 _MAX_METADATA = 65_536
 _ENTRY_CHARS = 4096
 
-_DTYPES = {
+DTYPES = {
     "F64": "float64",
     "F32": "float32",
     "F16": "float16",
@@ -105,15 +105,15 @@ def _entry(text: JsonReader, name: str, data_start: int) -> TensorInfo:
     if not isinstance(entry, dict) or entry.keys() != set(_FIELDS):
         _fail_fields(text, where, entry, at)
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(code, str) or code not in _DTYPES:
-        hint = nearest(code, _DTYPES) if isinstance(code, str) else ""
-        text.fail(f"{where} has dtype {shown(code)}, which is none of {', '.join(_DTYPES)}{hint}", at)
+    if not isinstance(code, str) or code not in DTYPES:
+        hint = nearest(code, DTYPES) if isinstance(code, str) else ""
+        text.fail(f"{where} has dtype {shown(code)}, which is none of {', '.join(DTYPES)}{hint}", at)
     if not isinstance(shape, list) or len(shape) > _MAX_RANK or not all(map(natural, shape)):
         text.fail(f"{where} has shape {shown(shape)}; it must list at most {_MAX_RANK} integers from 0 to 2^63-1", at)
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(natural, offsets)):
         text.fail(f"{where} has data_offsets {shown(offsets)}; they must be two integers from 0 to 2^63-1", at)
     begin, end = offsets
-    itemsize = DTYPE_BYTES[_DTYPES[code]]
+    itemsize = DTYPE_BYTES[DTYPES[code]]
     right = prod(shape) * itemsize
     if end - begin != right:
         text.fail(
@@ -121,7 +121,7 @@ def _entry(text: JsonReader, name: str, data_start: int) -> TensorInfo:
             f"({itemsize} bytes each) needs {shown(right)}",
             at,
         )
-    return TensorInfo(name, _DTYPES[code], tuple(shape), text.path, data_start + begin, right)
+    return TensorInfo(name, DTYPES[code], tuple(shape), text.path, data_start + begin, right)
 
 
 def _fail_fields(text: JsonReader, where: str, entry: object, at: int) -> NoReturn:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scantling.cards.read import from_dict
+from scantling.cards.read import from_dict, read_file
 from scantling.cards.schema import Card
 from scantling.checkpoint.config_keys import Keys, read_json
-from scantling.checkpoint.families import family
+from scantling.checkpoint.families import family, own
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.header import shown
 from scantling.checkpoint.layer_keys import MAX_LAYERS
@@ -34,6 +34,9 @@ def read_config(path: Path, *, weights: bool = False) -> tuple[Card, str]:
         raise ScantlingInputError(
             f"{path}: the weights are quantised ({method}), which cannot be read; plain floating-point ones can"
         )
+    if data.get("model_type") == own.MODEL_TYPE:
+        own.check(Keys(data, str(path)))
+        return read_file(path.with_name(own.CARD_FILE)), own.MODEL_TYPE
     named = data.get("_name_or_path")
     folder = path.resolve().parent.name if path.name == "config.json" else path.stem
     name = folder or (named if isinstance(named, str) and named else "model")

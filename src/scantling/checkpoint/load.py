@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from scantling.cards import Card
 from scantling.cards.schema import Sinusoidal
+from scantling.checkpoint.config_keys import read_json
 from scantling.checkpoint.families import family
 from scantling.checkpoint.families.gguf import architecture, card_of_gguf
 from scantling.checkpoint.families.gguf.rope import BESIDE
@@ -18,7 +19,8 @@ from scantling.checkpoint.gguf import read_gguf
 from scantling.checkpoint.gguf_values import dequantise
 from scantling.checkpoint.header import TensorInfo
 from scantling.checkpoint.hf_config import beyond, end_ids, labels, read_config, start_id
-from scantling.checkpoint.names import WRAPPERS, Link, bare, foreign_shapes, links, match
+from scantling.checkpoint.names import WRAPPERS, Link, bare, foreign_shapes, heads, links, match
+from scantling.checkpoint.origin import Origin
 from scantling.checkpoint.sharded import read_checkpoint
 from scantling.errors import ScantlingInputError, need
 
@@ -40,6 +42,7 @@ class Loaded:
         start_id: what a target begins with, by config.json.
         labels: names of what a classifier tells apart, by config.json.
         restated: by our names, what the model computes itself and the file stores all the same.
+        origin: the folder that they were read from; None for a GGUF file.
     """
 
     card: Card
@@ -49,6 +52,7 @@ class Loaded:
     start_id: int | None = None
     labels: tuple[str, ...] = ()
     restated: Mapping[str, Tensor] = field(default_factory=dict)
+    origin: Origin | None = None
 
 
 def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Loaded:
@@ -66,7 +70,8 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
     where = found.path.parent if found.path.suffix == ".json" else found.path
     header = read_checkpoint(where)
     kind, weights = family(model_type, str(config)), weights_of(card)
-    table = links(kind.rows(card), weights)
+    rows = kind.rows(card)
+    table = links(rows, weights)
     shapes = {name: info.shape for name, info in header.tensors.items()}
     other_head = () if card.head.kind == "lm" else kind.vocabulary_head
     ignored = (*kind.ignored, *other_head, *beyond(config, kind, card.n_layers))
@@ -74,8 +79,7 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
     names, extra = match(shapes, wanted, kind.prefix, ignored, str(where), kind.renamed, kind.absent)
     notes = [*header.notes, *_wrapper_notes(names), *_unread_notes(shapes.keys() - names.values() - set(extra))]
     read = _reader(header.tensors)
-    heads = [f"{row.theirs}.weight" for row in kind.rows(card) if row.ours in ("head", "head.matrix")]
-    again = {*kind.copies, *(name.removeprefix(kind.prefix) for name in heads if card.tied)}
+    again = {*kind.copies, *(name.removeprefix(kind.prefix) for name in heads(rows) if card.tied)}
     copies = [name for name in extra if bare(name, kind.renamed).removeprefix(kind.prefix) in again]
     notes += [_check_copy(read, name, names, table, str(where)) for name in copies]
     computed = _computed(kind, card, [name for name in extra if name not in copies], str(where))
@@ -86,8 +90,16 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
         weights,
         lambda name: read(names[name]).to(target) if name in names else zeros(wanted[name], dtype=target),
     )
-    marks = (end_ids(config), start_id(config), labels(config, card))
-    return Loaded(card, tensors, (*notes, *mixed), *marks, {ours: read(name) for name, ours in computed.items()})
+    return Loaded(
+        card,
+        tensors,
+        (*notes, *mixed),
+        end_ids(config),
+        start_id(config),
+        labels(config, card),
+        {ours: read(name) for name, ours in computed.items()},
+        Origin(read_json(config), config.parent),
+    )
 
 
 def load_gguf(found: Found, weights_of: Weights, dtype: str | None) -> Loaded:

@@ -171,6 +171,7 @@ class Row:
     """One line of a table: their names, our names, and what lies between.
 
     Names may hold ``{i}`` (the layer) and, in theirs, ``{e}`` (the expert, or the head that has a tensor of its own).
+    A row of ``*`` on both sides is every weight under its own name.
 
     Attributes:
         suffixes: the ends of their names and of ours that belong together.
@@ -213,6 +214,9 @@ def written_out(rows: Sequence[Row], weights: Mapping[str, Shape]) -> tuple[list
 def _written_out(rows: Sequence[Row], weights: Mapping[str, Shape], layers: int) -> Iterator[Link]:
     for row in rows:
         bases = (row.ours,) if isinstance(row.ours, str) else row.ours
+        if bases == ("*",):
+            yield from (Link((name,), (name,), row.transform) for name in weights)
+            continue
         for i in range(layers) if "{i}" in row.theirs else [0]:
             for their_suffix, suffix in row.suffixes:
                 ours = tuple(base.replace("{i}", str(i)) + suffix for base in bases)
@@ -232,11 +236,16 @@ def foreign_shapes(table: Sequence[Link], weights: Mapping[str, Shape]) -> dict[
     return shapes
 
 
+def heads(rows: Sequence[Row]) -> set[str]:
+    """Names under which files store the head's matrix, also those of models that tie it and have none."""
+    return {row.theirs + ".weight" for row in rows if row.ours in ("head", "head.matrix")}
+
+
 WRAPPERS = ("_orig_mod.", "module.")
 """Prefixes that torch.compile and DistributedDataParallel leave on names."""
 
 
-def bare(name: str, renamed: Sequence[tuple[str, str]]) -> str:
+def bare(name: str, renamed: Sequence[tuple[str, str]] = ()) -> str:
     """A file's name without wrappers, and where the family has two names for it, the one of its table."""
     while wrapper := next((w for w in WRAPPERS if name.startswith(w)), None):
         name = name[len(wrapper) :]

@@ -14,6 +14,7 @@ VERBS = {
     "card": "print a model's card as YAML",
     "cards": "list the presets",
     "classify": "labels of texts or of their tokens",
+    "convert": "checkpoint formats",
     "count": "exact parameters",
     "embed": "a vector per text",
     "fill": "the likeliest words at a mask",

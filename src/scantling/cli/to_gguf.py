@@ -25,6 +25,20 @@ def check_gguf(path: Path, overwrite: bool) -> None:
         raise ScantlingInputError(f"{path} exists; a GGUF file is never replaced, so remove it or name another")
 
 
+def gguf_kind(dtype: str) -> str:
+    """The name that GGUF has for a dtype.
+
+    Raises:
+        ScantlingInputError: it is none that can be written.
+    """
+    from scantling.checkpoint.gguf_write import DTYPES
+
+    kind = _OF_WEIGHTS.get(dtype, dtype)
+    if kind not in DTYPES:
+        raise ScantlingInputError(f"dtype is {dtype!r}; a GGUF file is written as {', '.join(DTYPES)}")
+    return kind
+
+
 def to_gguf(
     lm: Model, path: Path, max_shard_bytes: int = 0, overwrite: bool = False, dtype: str | None = None
 ) -> dict[str, Any]:
@@ -42,7 +56,7 @@ def to_gguf(
 
     check_gguf(path, overwrite)
     stored = dtype or str(lm.dtype).removeprefix("torch.")
-    kind = _OF_WEIGHTS.get(stored, stored)
+    kind = gguf_kind(stored)
     notes = write_gguf(lm, path, kind)
     return {
         "path": str(path),

@@ -9,7 +9,7 @@ from typing import Any
 
 from scantling.errors import ScantlingInputError
 from scantling.text import folder as files
-from scantling.text import gguf_vocab, gguf_vocab_write
+from scantling.text import gguf_vocab, gguf_vocab_write, written
 from scantling.text.stream import TokenStream, stage_makers
 
 __all__ = ["TokenStream", "Tokenizer"]
@@ -146,6 +146,11 @@ class Tokenizer:
         return self._marks.mask_id
 
     @property
+    def ends(self) -> tuple[int, ...]:
+        """The same in order: the tokenizer's own EOS first."""
+        return self._marks.eos_ids
+
+    @property
     def bos_token(self) -> str:
         """The text of BOS, for a chat template; empty where there is none."""
         return "" if self.bos_id is None else self.token(self.bos_id)
@@ -226,6 +231,16 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         """Whether the token is a mark, such as [CLS], and no piece of text."""
         return self.token(token_id) in self._special
+
+    def files(self) -> dict[str, str]:
+        """The texts, by file name, from which `from_folder` and `transformers` read this tokenizer again."""
+        library, tokens = self._library, {"bos_token": self.bos_token, "eos_token": self.eos_token}
+        config: dict[str, object] = {name: token for name, token in tokens.items() if token}
+        if self._adds_bos and not self._processor_adds_bos:
+            library = written.with_bos(library, self.bos_token)
+        if self._processor_adds_bos and not self._adds_bos:
+            config["add_bos_token"] = False
+        return written.texts(library, config, self.bos_id, self.ends, self.chat_template)
 
     def _shown(self, token_id: int) -> str | None:
         piece = self.token(token_id)

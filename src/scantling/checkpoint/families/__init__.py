@@ -23,6 +23,7 @@ from scantling.checkpoint.families import (
     olmo,
     openai_gpt,
     opt,
+    own,
     phi,
     phi3,
     qwen,
@@ -83,6 +84,8 @@ def family(model_type: object, where: str) -> Family:
     Raises:
         ScantlingInputError: unknown; the message names the nearest.
     """
+    if model_type == own.MODEL_TYPE:
+        return own.FAMILY
     if isinstance(model_type, str) and model_type in REFUSED:
         raise ScantlingInputError(
             f"{where}: model_type is {shown(model_type)}, which cannot be read: {REFUSED[model_type]}"

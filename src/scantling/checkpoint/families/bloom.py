@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
+from scantling.cards.schema import ALiBi, LayerNorm, MultiHead
 from scantling.checkpoint.config_keys import Keys
 from scantling.checkpoint.families.fused import by_head
 from scantling.checkpoint.family import Family
@@ -56,8 +57,28 @@ def _rows(card: Card) -> Sequence[Row]:
     )
 
 
+def _config(card: Card) -> dict[str, Any] | None:
+    if not isinstance(card.attention, MultiHead) or not isinstance(card.norm, LayerNorm):
+        return None
+    if not isinstance(card.position, ALiBi):
+        return None
+    return {
+        "architectures": ["BloomForCausalLM"],
+        "vocab_size": card.vocab_size,
+        "hidden_size": card.d_model,
+        "n_layer": card.n_layers,
+        "n_head": card.attention.n_heads,
+        "seq_length": card.context,
+        "layer_norm_epsilon": card.norm.eps,
+        "apply_residual_connection_post_layernorm": card.residual.from_norm,
+        "attention_dropout": card.dropout.attention,
+        "hidden_dropout": card.dropout.residual,
+    }
+
+
 FAMILY = Family(
     card=_card,
+    config=_config,
     rows=_rows,
     prefix="transformer.",
     irrelevant=frozenset(

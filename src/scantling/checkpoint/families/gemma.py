@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
+from scantling.cards.schema import MultiHead
 from scantling.checkpoint.config_keys import Keys
+from scantling.checkpoint.config_write import gated_keys, has_all_biases, llama_keys, window_keys
 from scantling.checkpoint.families import llama
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.layer_keys import FULL, SLIDING, n_layers, pattern, window, windows
@@ -135,6 +137,37 @@ def _sandwich_rows(card: Card) -> Sequence[Row]:
     )
 
 
-GEMMA = Family(card=_gemma, rows=llama.rows, prefix="model.", ignored=llama.OLD_BUFFERS)
-GEMMA2 = Family(card=_gemma2, rows=_sandwich_rows, prefix="model.", irrelevant=frozenset({"cache_implementation"}))
+def _gemma_config(card: Card) -> dict[str, Any] | None:
+    common, mlp = llama_keys(card), gated_keys(card)
+    if common is None or mlp is None:
+        return None
+    both = {"hidden_activation": mlp["hidden_act"], "attention_bias": has_all_biases(card)}
+    return {"architectures": ["GemmaForCausalLM"], **common, **mlp, **both}
+
+
+def _gemma2_config(card: Card) -> dict[str, Any] | None:
+    common, mlp, attention = llama_keys(card), gated_keys(card), card.attention
+    if common is None or mlp is None or not isinstance(attention, MultiHead):
+        return None
+    return {
+        "architectures": ["Gemma2ForCausalLM"],
+        **common,
+        "hidden_activation": mlp["hidden_act"],
+        **mlp,
+        "attention_bias": has_all_biases(card),
+        "query_pre_attn_scalar": attention.d_head if attention.scale is None else round(attention.scale**-2),
+        "attn_logit_softcapping": attention.softcap,
+        "final_logit_softcapping": card.head.softcap,
+        **window_keys(card),
+    }
+
+
+GEMMA = Family(card=_gemma, rows=llama.rows, prefix="model.", ignored=llama.OLD_BUFFERS, config=_gemma_config)
+GEMMA2 = Family(
+    card=_gemma2,
+    rows=_sandwich_rows,
+    prefix="model.",
+    irrelevant=frozenset({"cache_implementation"}),
+    config=_gemma2_config,
+)
 GEMMA3_TEXT = Family(card=_gemma3, rows=_sandwich_rows, prefix="model.", irrelevant=frozenset({"cache_implementation"}))

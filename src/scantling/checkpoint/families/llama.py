@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
+from scantling.cards.schema import Gated, MoE, MultiHead
 from scantling.checkpoint.config_keys import Keys
+from scantling.checkpoint.config_write import ACTIVATIONS, gated_keys, has_all_biases, llama_keys
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.names import Row, Stack
 from scantling.checkpoint.rope_keys import reach, rope
@@ -100,6 +102,36 @@ def _mixtral_rows(card: Card) -> Sequence[Row]:
     )
 
 
+def _llama_config(card: Card) -> dict[str, Any] | None:
+    common, mlp = llama_keys(card), gated_keys(card)
+    if common is None or mlp is None or not isinstance(card.mlp, Gated):
+        return None
+    biases = {"attention_bias": has_all_biases(card), "mlp_bias": card.mlp.bias}
+    return {"architectures": ["LlamaForCausalLM"], **common, **mlp, **biases}
+
+
+def _mistral_config(card: Card) -> dict[str, Any] | None:
+    common, mlp = llama_keys(card), gated_keys(card)
+    if common is None or mlp is None or not isinstance(card.attention, MultiHead):
+        return None
+    return {"architectures": ["MistralForCausalLM"], **common, **mlp, "sliding_window": card.attention.window}
+
+
+def _mixtral_config(card: Card) -> dict[str, Any] | None:
+    common, mlp = llama_keys(card), card.mlp
+    if common is None or not isinstance(mlp, MoE) or not isinstance(card.attention, MultiHead):
+        return None
+    return {
+        "architectures": ["MixtralForCausalLM"],
+        **common,
+        "hidden_act": ACTIVATIONS[mlp.expert.act],
+        "intermediate_size": mlp.expert.d_ff,
+        "num_local_experts": mlp.n_experts,
+        "num_experts_per_tok": mlp.top_k,
+        "sliding_window": card.attention.window,
+    }
+
+
 OLD_BUFFERS = (r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 
 LLAMA = Family(
@@ -109,8 +141,16 @@ LLAMA = Family(
     ignored=OLD_BUFFERS,
     irrelevant=frozenset({"is_llama_config"}),
     tied_by_default=False,
+    config=_llama_config,
 )
-MISTRAL = Family(card=_mistral, rows=rows, prefix="model.", ignored=OLD_BUFFERS, tied_by_default=False)
+MISTRAL = Family(
+    card=_mistral,
+    rows=rows,
+    prefix="model.",
+    ignored=OLD_BUFFERS,
+    tied_by_default=False,
+    config=_mistral_config,
+)
 MIXTRAL = Family(
     card=_mixtral,
     rows=_mixtral_rows,
@@ -118,4 +158,5 @@ MIXTRAL = Family(
     ignored=OLD_BUFFERS,
     irrelevant=frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}),
     tied_by_default=False,
+    config=_mixtral_config,
 )

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
+from scantling.cards.schema import LayerNorm, MultiHead, Plain, RoPE
 from scantling.checkpoint.config_keys import Keys
+from scantling.checkpoint.config_write import ACTIVATIONS, has_all_biases, rope_keys
 from scantling.checkpoint.families.fused import by_head
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.names import Row
@@ -61,8 +63,34 @@ def _rows(card: Card) -> Sequence[Row]:
     )
 
 
+def _config(card: Card) -> dict[str, Any] | None:
+    attention, mlp, norm, turns = card.attention, card.mlp, card.norm, rope_keys(card)
+    if not isinstance(attention, MultiHead) or not isinstance(mlp, Plain) or not isinstance(norm, LayerNorm):
+        return None
+    if turns is None or not isinstance(card.position, RoPE) or not attention.d_head or not card.position.d_rotary:
+        return None
+    return {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "vocab_size": card.vocab_size,
+        "hidden_size": card.d_model,
+        "num_hidden_layers": card.n_layers,
+        "num_attention_heads": attention.n_heads,
+        "intermediate_size": mlp.d_ff,
+        "hidden_act": ACTIVATIONS[mlp.act],
+        "layer_norm_eps": norm.eps,
+        "attention_bias": has_all_biases(card),
+        "use_parallel_residual": card.residual.parallel,
+        "hidden_dropout": card.dropout.residual,
+        "attention_dropout": card.dropout.attention,
+        "rotary_pct": card.position.d_rotary / attention.d_head,
+        "rotary_emb_base": turns.pop("rope_theta"),
+        **turns,
+    }
+
+
 FAMILY = Family(
     card=_card,
+    config=_config,
     rows=_rows,
     prefix="gpt_neox.",
     ignored=(r"layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),

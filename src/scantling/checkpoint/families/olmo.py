@@ -7,6 +7,7 @@ from typing import Any
 
 from scantling.cards import Card
 from scantling.checkpoint.config_keys import Keys
+from scantling.checkpoint.config_write import gated_keys, has_all_biases, llama_keys
 from scantling.checkpoint.families import llama
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.names import Row
@@ -29,4 +30,11 @@ def _rows(card: Card) -> Sequence[Row]:
     )
 
 
-OLMO2 = Family(card=_card, rows=_rows, prefix="model.", tied_by_default=False)
+def _config(card: Card) -> dict[str, Any] | None:
+    common, mlp = llama_keys(card), gated_keys(card)
+    if common is None or mlp is None or common.pop("head_dim") * common["num_attention_heads"] != card.d_model:
+        return None
+    return {"architectures": ["Olmo2ForCausalLM"], **common, **mlp, "attention_bias": has_all_biases(card)}
+
+
+OLMO2 = Family(card=_card, rows=_rows, prefix="model.", tied_by_default=False, config=_config)

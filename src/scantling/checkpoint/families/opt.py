@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
+from scantling.cards.schema import Learned, MultiHead, Plain
 from scantling.checkpoint.config_keys import Keys
+from scantling.checkpoint.config_write import ACTIVATIONS
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.header import shown
 from scantling.checkpoint.names import Row
@@ -77,8 +79,31 @@ def _rows(card: Card) -> Sequence[Row]:
     )
 
 
+def _config(card: Card) -> dict[str, Any] | None:
+    attention, mlp = card.attention, card.mlp
+    if not isinstance(attention, MultiHead) or not isinstance(mlp, Plain) or not isinstance(card.position, Learned):
+        return None
+    return {
+        "architectures": ["OPTForCausalLM"],
+        "vocab_size": card.vocab_size,
+        "hidden_size": card.d_model,
+        "word_embed_proj_dim": card.embedding.width or card.d_model,
+        "num_hidden_layers": card.n_layers,
+        "num_attention_heads": attention.n_heads,
+        "ffn_dim": mlp.d_ff,
+        "activation_function": ACTIVATIONS[mlp.act],
+        "max_position_embeddings": card.context,
+        "do_layer_norm_before": "in" in card.norm.at,
+        "_remove_final_layer_norm": "in" in card.norm.at and card.norm.final is False,
+        "enable_bias": mlp.bias,
+        "attention_dropout": card.dropout.attention,
+        "dropout": card.dropout.residual,
+    }
+
+
 FAMILY = Family(
     card=_card,
+    config=_config,
     rows=_rows,
     prefix="model.",
     ignored=(r"decoder\.version",),

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
+from scantling.cards.schema import MoE
 from scantling.checkpoint import layer_keys
 from scantling.checkpoint.config_keys import Keys
+from scantling.checkpoint.config_write import ACTIVATIONS, gated_keys, has_all_biases, llama_keys, window_keys
 from scantling.checkpoint.families import llama
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.layer_keys import FULL, SLIDING
@@ -77,8 +79,57 @@ def _rows(card: Card) -> Sequence[Row]:
     )
 
 
+def _windows_config(card: Card) -> dict[str, Any]:
+    keys = window_keys(card)
+    if keys["sliding_window"] is None:
+        return {"use_sliding_window": False}
+    return {"use_sliding_window": True, "max_window_layers": 0, **keys}
+
+
+def _qwen2_config(card: Card) -> dict[str, Any] | None:
+    common, mlp = llama_keys(card), gated_keys(card)
+    if common is None or mlp is None:
+        return None
+    return {"architectures": ["Qwen2ForCausalLM"], **common, **mlp, **_windows_config(card)}
+
+
+def _qwen3_config(card: Card) -> dict[str, Any] | None:
+    common, mlp = llama_keys(card), gated_keys(card)
+    if common is None or mlp is None:
+        return None
+    bias = {"attention_bias": has_all_biases(card)}
+    return {"architectures": ["Qwen3ForCausalLM"], **common, **mlp, **bias, **_windows_config(card)}
+
+
+def _qwen3_moe_config(card: Card) -> dict[str, Any] | None:
+    common, mlp = llama_keys(card), card.mlp
+    if common is None or not isinstance(mlp, MoE):
+        return None
+    return {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        **common,
+        "attention_bias": has_all_biases(card),
+        "hidden_act": ACTIVATIONS[mlp.expert.act],
+        "intermediate_size": mlp.expert.d_ff,
+        "moe_intermediate_size": mlp.expert.d_ff,
+        "num_experts": mlp.n_experts,
+        "num_experts_per_tok": mlp.top_k,
+        "norm_topk_prob": mlp.normalize,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "use_sliding_window": False,
+    }
+
+
 _IRRELEVANT = frozenset({"output_router_logits", "router_aux_loss_coef", "max_window_layers"})
 
-QWEN2 = Family(card=_qwen2, rows=_rows, prefix="model.", tied_by_default=False)
-QWEN3 = Family(card=_qwen3, rows=_rows, prefix="model.", tied_by_default=False)
-QWEN3_MOE = Family(card=_qwen3_moe, rows=_rows, prefix="model.", irrelevant=_IRRELEVANT, tied_by_default=False)
+QWEN2 = Family(card=_qwen2, rows=_rows, prefix="model.", tied_by_default=False, config=_qwen2_config)
+QWEN3 = Family(card=_qwen3, rows=_rows, prefix="model.", tied_by_default=False, config=_qwen3_config)
+QWEN3_MOE = Family(
+    card=_qwen3_moe,
+    rows=_rows,
+    prefix="model.",
+    irrelevant=_IRRELEVANT,
+    tied_by_default=False,
+    config=_qwen3_moe_config,
+)

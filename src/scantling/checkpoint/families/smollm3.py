@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from scantling.cards import Card
+from scantling.cards.schema import Gated, NoPosition
 from scantling.checkpoint import layer_keys
 from scantling.checkpoint.config_keys import Keys
+from scantling.checkpoint.config_write import gated_keys, has_all_biases, layers_of, llama_keys, window_keys
 from scantling.checkpoint.families import llama
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.layer_keys import FULL, SLIDING
@@ -40,8 +43,26 @@ def _turned(keys: Keys) -> list[bool]:
     return [value == 1 for value in said[:n]]
 
 
+def _config(card: Card) -> dict[str, Any] | None:
+    common, mlp = llama_keys(card), gated_keys(card)
+    if common is None or mlp is None or not isinstance(card.mlp, Gated):
+        return None
+    windows = window_keys(card)
+    sliding = {"use_sliding_window": True, **windows} if windows["sliding_window"] else {"use_sliding_window": False}
+    return {
+        "architectures": ["SmolLM3ForCausalLM"],
+        **common,
+        **mlp,
+        "attention_bias": has_all_biases(card),
+        "mlp_bias": card.mlp.bias,
+        "no_rope_layers": [0 if isinstance(layer.position, NoPosition) else 1 for layer in layers_of(card)],
+        **sliding,
+    }
+
+
 FAMILY = Family(
     card=_card,
+    config=_config,
     rows=llama.rows,
     prefix="model.",
     irrelevant=frozenset({"max_window_layers"}),
