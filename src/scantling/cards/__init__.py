@@ -13,8 +13,6 @@ ALIASES = {
     "gpt3": "gpt3-175b",
     "mistral-7b": "mistral-7b-v0.1",
     "mixtral-8x7b": "mixtral-8x7b-v0.1",
-    "naive": "ladder-00-naive",
-    "naive-with-positions": "ladder-01-positions",
 }
 """Plain names of presets."""
 
