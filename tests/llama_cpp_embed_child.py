@@ -1,8 +1,8 @@
 """llama.cpp's embeddings in a process of its own, since a file that it dislikes may end the process.
 
-Reads {"model", "texts": [text, ...]} from stdin and writes {"ids": [[id, ...], ...], "vectors": [...]}: how it cuts each
-text, with its marks, and what its embeddings endpoint gives: a vector, or a list of one per token where the file asks
-for no pooling.
+Reads {"model", "texts": [text, ...]} from stdin and writes {"ids": [[id, ...], ...], "vectors": [...]}: how it cuts
+each text, with its marks, and what its embeddings endpoint gives: a list of one vector, or of one per token where the
+file asks for no pooling.
 """
 
 from __future__ import annotations

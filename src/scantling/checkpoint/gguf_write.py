@@ -125,10 +125,12 @@ def drawn(card: Card, weights: Shapes) -> Drawing:
     Raises:
         ScantlingInputError: none does; the message names the nearest and what it cannot say.
     """
-    if not isinstance(card.attention, MultiHead):
+    two_stacks = card.family == "encoder-decoder"
+    if two_stacks or not isinstance(card.attention, MultiHead):
+        what = "family is encoder-decoder" if two_stacks else "attention.kind is latent"
         raise ScantlingInputError(
-            f"card {shown(card.name)} cannot be written as GGUF: attention.kind is latent, which none of the "
-            f"architectures here has ({', '.join(ARCHITECTURES)})"
+            f"card {shown(card.name)} cannot be written as GGUF: {what}, which none of the architectures here has "
+            f"({', '.join(ARCHITECTURES)})"
         )
     card, weights = _read_parts(card, weights)
     faults: dict[str, list[str]] = {}
@@ -166,7 +168,8 @@ def _attempt(name: str, card: Card, weights: Shapes) -> tuple[Drawing, list[str]
     except ScantlingInputError as error:
         # It refuses the card whole, so it is nearer than none.
         return drawing, [str(error).removeprefix("card: ")] * 100
-    found = differences(card, back)
+    # The kind of head first: where it differs, all that is said of the head does.
+    found = sorted(differences(card, back), key=lambda difference: difference[0] != "head.kind")
     faults = [f"it cannot say {key} {shown(here)} (it means {shown(there)})" for key, here, there in found]
     return drawing, [*faults, *(f"it has no tensor for {weight!r}" for weight in missing)]
 

@@ -34,10 +34,11 @@ _PREFIX = "tokenizer.ggml."
 def build(metadata: Mapping[str, object]) -> Any:
     """A `tokenizers.Tokenizer` with the vocabulary of a GGUF file.
 
-    `tokenizer.ggml.model` may be `gpt2` (byte-level BPE), `llama` (SentencePiece BPE) or `bert` (WordPiece, always
-    with [CLS] and [SEP] around a text, as in llama.cpp). The second is turned into ranked merges the way transformers does it: equal to SentencePiece save where a piece made in two ways overlaps
-    itself, as in runs of one character. For pre `qwen2` text is put into NFC, as in the model's own tokenizer. Tokens
-    `[PAD<id>]` that end the list and are marked unused only fill the token table up and are left out.
+    `tokenizer.ggml.model` may be `gpt2` (byte-level BPE), `llama` (SentencePiece BPE) or `bert` (WordPiece, always with
+    [CLS] and [SEP] around a text, as in llama.cpp). The second is turned into ranked merges the way transformers does
+    it: equal to SentencePiece save where a piece made in two ways overlaps itself, as in runs of one character. For pre
+    `qwen2` text is put into NFC, as in the model's own tokenizer. Tokens `[PAD<id>]` that end the list and are marked
+    unused only fill the token table up and are left out.
 
     Raises:
         ScantlingInputError: a key is missing or malformed, or the model or pre-tokenizer is not supported.
@@ -166,6 +167,9 @@ def _mark(metadata: Mapping[str, object], name: str) -> int:
     """The id of a mark of WordPiece: the file's, or else BERT's."""
     key, usual = wordpiece.MARKS[name]
     found = token_id(metadata, key.removesuffix("_token_id"))
+    if found is None and name == "cls":
+        # The key of older files.
+        found = token_id(metadata, "cls")
     if found is not None:
         return found
     if not usual < (size := len(_array(metadata, "tokens"))):

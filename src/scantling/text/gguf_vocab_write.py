@@ -32,7 +32,14 @@ _EOS_NAMES = ("eos", "eot", "eom")
 
 
 def vocabulary(
-    library: Any, rows: int, *, bos: int | None, eos: Sequence[int], add_bos: bool, template: str | None, mask: int | None = None
+    library: Any,
+    rows: int,
+    *,
+    bos: int | None,
+    eos: Sequence[int],
+    add_bos: bool,
+    template: str | None,
+    mask: int | None = None,
 ) -> dict[str, Any]:
     """All `tokenizer.*` keys.
 

@@ -2,7 +2,8 @@
 
 BERT marks the pieces that continue a word with ``##``; GGUF marks those that begin one with U+2581 and leaves marks of
 their own, such as [CLS], as they are. The rest of the tokenizer has no keys but two: how text is cleaned and cut into
-words is BERT's own way.
+words is BERT's own way. llama.cpp departs from it in vowel signs that are characters of their own (Hindi, Korean),
+which it drops, and in words of over 100 characters, which it cuts.
 
 Sources: llama.cpp, conversion/bert.py (`set_vocab`) and src/llama-vocab.cpp (`llm_tokenizer_wpm`).
 """

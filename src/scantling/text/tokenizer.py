@@ -244,7 +244,9 @@ class Tokenizer:
 
     def files(self) -> dict[str, str]:
         """The texts, by file name, from which `from_folder` and `transformers` read this tokenizer again."""
-        library, tokens = self._library, {"bos_token": self.bos_token, "eos_token": self.eos_token}
+        mask = "" if self.mask_id is None else self.token(self.mask_id)
+        library = self._library
+        tokens = {"bos_token": self.bos_token, "eos_token": self.eos_token, "mask_token": mask}
         config: dict[str, object] = {name: token for name, token in tokens.items() if token}
         if self._adds_bos and not self._processor_adds_bos:
             library = written.with_bos(library, self.bos_token)

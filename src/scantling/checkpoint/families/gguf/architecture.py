@@ -16,7 +16,10 @@ from scantling.errors import ScantlingInputError
 
 Value = int | float | bool | str | list[bool]
 Written = tuple[dict[str, Value], dict[str, list[float]]]
-"""Metadata by key without the architecture's name (but in full from ``tokenizer.`` on), and tensors that belong to it, such as ``rope_freqs.weight``."""
+"""Metadata by key, and tensors that belong to it, such as ``rope_freqs.weight``.
+
+Keys stand without the architecture's name; those that begin with ``tokenizer.`` are whole.
+"""
 
 
 @dataclass(frozen=True)

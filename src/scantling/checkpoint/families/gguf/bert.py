@@ -18,8 +18,8 @@ _POOLS = {0: None, 1: "mean", 2: "first", 3: "last"}
 """By the number of `gguf.PoolingType`; 0 gives the vectors of all tokens."""
 _TYPES = "tokenizer.ggml.token_type_count"
 _NOTES = (
-    "llama.cpp computes GELU by its tanh form in float16, takes every token to be of kind 0, and divides a text's vector "
-    "by its length unless it is told not to",
+    "llama.cpp computes GELU by its tanh form in float16, takes every token to be of kind 0, and divides a text's "
+    "vector by its length unless it is told not to",
 )
 
 
