@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec.structs import replace
+
 from scantling.cards import Card
 from scantling.cards.schema import MultiHead
 from scantling.checkpoint.families.gguf import ARCHITECTURES, card_of_gguf
@@ -30,7 +32,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 DTYPES = {"f32": ("F32", 0), "f16": ("F16", 1), "bf16": ("BF16", 32), "q8_0": ("Q8_0", 7), "q4_0": ("Q4_0", 2)}
 """By what a user asks for: the tensors' kind and the value of ``general.file_type`` (gguf, `LlamaFileType`)."""
 _BLOCK = {"Q8_0": 32, "Q4_0": 32}
-_ALWAYS_F32 = ("position_embd.weight", "ffn_gate_inp.weight")
+_ALWAYS_F32 = ("position_embd.weight", "token_types.weight", "ffn_gate_inp.weight")
 """Matrices that llama.cpp, too, keeps in F32, as it does every vector."""
 _QUANTIZATION_VERSION = 2
 
@@ -123,11 +125,14 @@ def drawn(card: Card, weights: Shapes) -> Drawing:
     Raises:
         ScantlingInputError: none does; the message names the nearest and what it cannot say.
     """
-    if not isinstance(card.attention, MultiHead):
+    two_stacks = card.family == "encoder-decoder"
+    if two_stacks or not isinstance(card.attention, MultiHead):
+        what = "family is encoder-decoder" if two_stacks else "attention.kind is latent"
         raise ScantlingInputError(
-            f"card {shown(card.name)} cannot be written as GGUF: attention.kind is latent, which none of the "
-            f"architectures here has ({', '.join(ARCHITECTURES)})"
+            f"card {shown(card.name)} cannot be written as GGUF: {what}, which none of the architectures here has "
+            f"({', '.join(ARCHITECTURES)})"
         )
+    card, weights = _read_parts(card, weights)
     faults: dict[str, list[str]] = {}
     for name in ARCHITECTURES:
         drawing, faults[name] = _attempt(name, card, weights)
@@ -140,14 +145,22 @@ def drawn(card: Card, weights: Shapes) -> Drawing:
     )
 
 
+def _read_parts(card: Card, weights: Shapes) -> tuple[Card, Shapes]:
+    """The same without a transform whose result nobody reads."""
+    if not card.head.spare:
+        return card, weights
+    plain = replace(card, head=replace(card.head, transform=None, spare=False))
+    return plain, {name: shape for name, shape in weights.items() if not name.startswith("head.transform.")}
+
+
 def _attempt(name: str, card: Card, weights: Shapes) -> tuple[Drawing, list[str]]:
     kind = ARCHITECTURES[name]
     keys, beside = kind.write(card)
     table, missing = written_out(kind.rows(card), weights)
     unread = [(key, what) for key, what in kind.unread.items() if keys.get(key)]
     notes = tuple(f"llama.cpp does not apply {name}.{key} ({shown(keys[key])}): it {what}" for key, what in unread)
-    metadata = {f"{name}.{key}": value for key, value in keys.items()}
-    drawing = Drawing(name, metadata, beside, table, notes)
+    metadata = {key if key.startswith("tokenizer.") else f"{name}.{key}": value for key, value in keys.items()}
+    drawing = Drawing(name, metadata, beside, table, (*notes, *kind.notes))
     stubs = {theirs: _Stub(shape) for theirs, shape in foreign_shapes(table, weights).items()}
     stubs |= {theirs: _Stub((len(values),), values=values) for theirs, values in beside.items()}
     try:
@@ -155,7 +168,8 @@ def _attempt(name: str, card: Card, weights: Shapes) -> tuple[Drawing, list[str]
     except ScantlingInputError as error:
         # It refuses the card whole, so it is nearer than none.
         return drawing, [str(error).removeprefix("card: ")] * 100
-    found = differences(card, back)
+    # The kind of head first: where it differs, all that is said of the head does.
+    found = sorted(differences(card, back), key=lambda difference: difference[0] != "head.kind")
     faults = [f"it cannot say {key} {shown(here)} (it means {shown(there)})" for key, here, there in found]
     return drawing, [*faults, *(f"it has no tensor for {weight!r}" for weight in missing)]
 
@@ -187,6 +201,8 @@ def _notes(card: Card, kinds: Mapping[str, str], wanted: str) -> Iterator[str]:
         more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
         named = ", ".join(map(repr, odd[:3]))
         yield f"stored as F16, as their rows are no multiple of {_BLOCK[wanted]}: {named}{more}"
+    if card.head.spare:
+        yield "the head's transform is left out, as nothing reads its result"
     if any((card.dropout.embedding, card.dropout.attention, card.dropout.residual)):
         yield "GGUF says nothing of training: dropout is left out"
 

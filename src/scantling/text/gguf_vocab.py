@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scantling.errors import ScantlingInputError, need
+from scantling.text import gguf_wordpiece as wordpiece
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 MAX_TOKENS = 4_194_304
@@ -26,31 +27,52 @@ SPLITS = {
     "llama-bpe": (_CASELESS_WORDS % "{1,3}",),
     "qwen2": (_CASELESS_WORDS % "",),
 }
+_MARKS = (CONTROL, UNKNOWN)
 _PREFIX = "tokenizer.ggml."
 
 
 def build(metadata: Mapping[str, object]) -> Any:
     """A `tokenizers.Tokenizer` with the vocabulary of a GGUF file.
 
-    `tokenizer.ggml.model` may be `gpt2` (byte-level BPE) or `llama` (SentencePiece BPE). The latter is turned into
-    ranked merges the way transformers does it: equal to SentencePiece save where a piece made in two ways overlaps
-    itself, as in runs of one character. For pre `qwen2` text is put into NFC, as in the model's own tokenizer. Tokens
-    `[PAD<id>]` that end the list and are marked unused only fill the token table up and are left out.
+    `tokenizer.ggml.model` may be `gpt2` (byte-level BPE), `llama` (SentencePiece BPE) or `bert` (WordPiece, always with
+    [CLS] and [SEP] around a text, as in llama.cpp). The second is turned into ranked merges the way transformers does
+    it: equal to SentencePiece save where a piece made in two ways overlaps itself, as in runs of one character. For pre
+    `qwen2` text is put into NFC, as in the model's own tokenizer. Tokens `[PAD<id>]` that end the list and are marked
+    unused only fill the token table up and are left out.
 
     Raises:
         ScantlingInputError: a key is missing or malformed, or the model or pre-tokenizer is not supported.
     """
     model = metadata.get(_PREFIX + "model")
-    if model not in ("gpt2", "llama"):
+    if model not in ("gpt2", "llama", "bert"):
         raise ScantlingInputError(
-            f"GGUF metadata: tokenizer.ggml.model is {model!r}; supported are 'gpt2' (byte-level BPE) and 'llama' "
-            "(SentencePiece BPE); give a folder with tokenizer.json instead"
+            f"GGUF metadata: tokenizer.ggml.model is {model!r}; supported are 'gpt2' (byte-level BPE), 'llama' "
+            "(SentencePiece BPE) and 'bert' (WordPiece); give a folder with tokenizer.json instead"
         )
     tokens = _strings(metadata, "tokens")
     if not 0 < len(tokens) <= MAX_TOKENS:
         raise ScantlingInputError(
             f"GGUF metadata: tokenizer.ggml.tokens has {len(tokens):,} entries, not 1 to {MAX_TOKENS:,}"
         )
+    vocabulary = _by_token(tokens)
+    types = _types(metadata, len(tokens))
+    if model == "bert":
+        types = _marked(metadata, types)
+        tokens = [wordpiece.plain(token, kind in _MARKS) for token, kind in zip(tokens, types, strict=True)]
+        vocabulary = _by_token(tokens)
+    while types and types[-1] == UNUSED and tokens[-1] == padding(len(tokens) - 1):
+        del vocabulary[tokens.pop()], types[-1]
+    if model == "gpt2":
+        library = _byte_level(metadata, vocabulary)
+    elif model == "llama":
+        library = _sentencepiece(metadata, vocabulary, types)
+    else:
+        library = _wordpiece(metadata, vocabulary, tokens)
+    _add_marked(library, tokens, types)
+    return library
+
+
+def _by_token(tokens: list[str]) -> dict[str, int]:
     vocabulary = {token: place for place, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
         place = next(place for place, token in enumerate(tokens) if vocabulary[token] != place)
@@ -58,12 +80,7 @@ def build(metadata: Mapping[str, object]) -> Any:
             f"GGUF metadata: tokenizer.ggml.tokens has {tokens[place]!r} twice, as ids {place} and "
             f"{vocabulary[tokens[place]]}"
         )
-    types = _types(metadata, len(tokens))
-    while types and types[-1] == UNUSED and tokens[-1] == padding(len(tokens) - 1):
-        del vocabulary[tokens.pop()], types[-1]
-    library = _byte_level(metadata, vocabulary) if model == "gpt2" else _sentencepiece(metadata, vocabulary, types)
-    _add_marked(library, tokens, types)
-    return library
+    return vocabulary
 
 
 def padding(token_id: int) -> str:
@@ -137,6 +154,34 @@ def _sentencepiece(metadata: Mapping[str, object], vocabulary: dict[str, int], t
     library.decoder = tokenizers.decoders.Sequence(restore)
     _append_eos(library, metadata)
     return library
+
+
+def _wordpiece(metadata: Mapping[str, object], vocabulary: dict[str, int], tokens: list[str]) -> Any:
+    lowercase = _flag(metadata, "normalizer.lowercase", True)
+    strip_accents = _flag(metadata, "normalizer.strip_accents", lowercase)
+    marks = {name: tokens[_mark(metadata, name)] for name in wordpiece.MARKS}
+    return wordpiece.library(vocabulary, marks, lowercase, strip_accents)
+
+
+def _mark(metadata: Mapping[str, object], name: str) -> int:
+    """The id of a mark of WordPiece: the file's, or else BERT's."""
+    key, usual = wordpiece.MARKS[name]
+    found = token_id(metadata, key.removesuffix("_token_id"))
+    if found is None and name == "cls":
+        # The key of older files.
+        found = token_id(metadata, "cls")
+    if found is not None:
+        return found
+    if not usual < (size := len(_array(metadata, "tokens"))):
+        raise ScantlingInputError(f"GGUF metadata: {_PREFIX}{key} is missing, and BERT's own is no id below {size}")
+    return usual
+
+
+def _marked(metadata: Mapping[str, object], types: list[int]) -> list[int]:
+    """The kinds of the tokens, those that a key calls a mark among the marks."""
+    marks = [_mark(metadata, name) for name in wordpiece.MARKS]
+    marks += [found for name in ("padding", "mask") if (found := token_id(metadata, name)) is not None]
+    return [CONTROL if place in marks else kind for place, kind in enumerate(types)]
 
 
 def _ranked_merges(

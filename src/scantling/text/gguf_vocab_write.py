@@ -15,6 +15,7 @@ from typing import Any
 
 from scantling.errors import ScantlingInputError
 from scantling.text import gguf_vocab
+from scantling.text import gguf_wordpiece as wordpiece
 from scantling.text.gguf_vocab import BYTE, CONTROL, NORMAL, SPLITS, UNKNOWN, UNUSED, USER_DEFINED, padding
 
 PROBES = (
@@ -31,7 +32,14 @@ _EOS_NAMES = ("eos", "eot", "eom")
 
 
 def vocabulary(
-    library: Any, rows: int, *, bos: int | None, eos: Sequence[int], add_bos: bool, template: str | None
+    library: Any,
+    rows: int,
+    *,
+    bos: int | None,
+    eos: Sequence[int],
+    add_bos: bool,
+    template: str | None,
+    mask: int | None = None,
 ) -> dict[str, Any]:
     """All `tokenizer.*` keys.
 
@@ -40,14 +48,17 @@ def vocabulary(
         rows: of the token table; ids that the tokenizer lacks are filled up.
         bos, eos: what starts and what ends a text; the first three ends can be written.
         template: of chats.
+        mask: what stands for a missing word.
 
     Raises:
         ScantlingInputError: the vocabulary is of no kind that GGUF names, or has more ids than rows.
     """
     data = json.loads(library.to_str())
     model = data["model"]
+    if model.get("type") == "WordPiece":
+        return _wordpiece(library, data, rows, mask)
     if model.get("type") != "BPE":
-        raise _refused(f"its model is {model.get('type')!r}, and only BPE is written")
+        raise _refused(f"its model is {model.get('type')!r}, and only BPE and WordPiece are written")
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         raise _refused("its BPE marks the parts of words, which GGUF has no key for")
     tokens = _tokens(library, rows)
@@ -65,6 +76,22 @@ def vocabulary(
     metadata = {f"tokenizer.ggml.{key}": value for key, value in found.items()}
     if template is not None:
         metadata["tokenizer.chat_template"] = template
+    _check(library, metadata)
+    return metadata
+
+
+def _wordpiece(library: Any, data: Mapping[str, Any], rows: int, mask: int | None) -> dict[str, Any]:
+    if (why := wordpiece.fault(data)) is not None:
+        raise _refused(why)
+    tokens = _tokens(library, rows)
+    types = [CONTROL if kind == UNKNOWN else kind for kind in _types(data, tokens, byte_level=True)]
+    try:
+        found = wordpiece.written(library, data, tokens, [kind == CONTROL for kind in types], mask)
+    except ValueError as error:
+        raise _refused(str(error)) from None
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in {**found, "token_type": types}.items()}
+    if gguf_vocab.build(metadata).get_vocab() != library.get_vocab():
+        raise _refused("some of its tokens would be others in GGUF's spelling of WordPiece")
     _check(library, metadata)
     return metadata
 

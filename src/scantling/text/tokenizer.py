@@ -15,6 +15,10 @@ from scantling.text.stream import TokenStream, stage_makers
 __all__ = ["TokenStream", "Tokenizer"]
 
 
+_OF_TYPES = "tokenizer.ggml.token_type_count"
+"""A key that is not of the tokenizer, but of the model's table of token types."""
+
+
 @dataclass(frozen=True)
 class _Marks:
     """Which ids mean what; `add_bos` is None where the file leaves it to the post-processor."""
@@ -83,13 +87,18 @@ class Tokenizer:
         """Build the tokenizer from the `tokenizer.*` keys of a GGUF file.
 
         Supported: `tokenizer.ggml.model` `gpt2` with pre `smollm`, `gpt-2`, `default`, `llama-bpe` or `qwen2`, and
-        `llama` (SentencePiece BPE). EOS is the union of eos, eot and eom ids.
+        `llama` (SentencePiece BPE) and `bert` (WordPiece, whose marks are the post-processor's). EOS is the union of
+        eos, eot and eom ids.
 
         Raises:
             ScantlingInputError: a key is missing or malformed, or the kind of vocabulary is not supported.
             MissingExtra: the `tokenizers` library is not installed.
         """
         library = gguf_vocab.build(metadata)
+        source = {key: value for key, value in metadata.items() if key.startswith("tokenizer.") and key != _OF_TYPES}
+        if metadata.get("tokenizer.ggml.model") == "bert":
+            mask = gguf_vocab.token_id(metadata, "mask")
+            return cls(library, _Marks(bos_id=None, eos_ids=(), add_bos=None, chat_template=None, mask_id=mask), source)
         template = metadata.get("tokenizer.chat_template")
         if template is not None and not isinstance(template, str):
             raise ScantlingInputError("GGUF metadata: tokenizer.chat_template is not text")
@@ -102,7 +111,7 @@ class Tokenizer:
         )
         if marks.add_bos and marks.bos_id is None:
             raise ScantlingInputError("GGUF metadata: BOS is to be added, but tokenizer.ggml.bos_token_id is missing")
-        return cls(library, marks, {key: value for key, value in metadata.items() if key.startswith("tokenizer.")})
+        return cls(library, marks, source)
 
     def gguf_metadata(self, rows: int) -> tuple[dict[str, Any], tuple[str, ...]]:
         """The `tokenizer.*` keys of a GGUF file with `rows` tokens, and what a user should know.
@@ -126,6 +135,7 @@ class Tokenizer:
             eos=ends,
             add_bos=self._adds_bos,
             template=self.chat_template,
+            mask=self.mask_id,
         )
         left = [self.token(token_id) for token_id in ends[3:]]
         return found, (f"tokens that end a text beyond the first three are left out: {left}",) if left else ()
@@ -234,7 +244,9 @@ class Tokenizer:
 
     def files(self) -> dict[str, str]:
         """The texts, by file name, from which `from_folder` and `transformers` read this tokenizer again."""
-        library, tokens = self._library, {"bos_token": self.bos_token, "eos_token": self.eos_token}
+        mask = "" if self.mask_id is None else self.token(self.mask_id)
+        library = self._library
+        tokens = {"bos_token": self.bos_token, "eos_token": self.eos_token, "mask_token": mask}
         config: dict[str, object] = {name: token for name, token in tokens.items() if token}
         if self._adds_bos and not self._processor_adds_bos:
             library = written.with_bos(library, self.bos_token)

@@ -8,7 +8,7 @@ from typing import Any
 from scantling.cards import Card
 from scantling.cards.read import from_dict
 from scantling.checkpoint.config_keys import near
-from scantling.checkpoint.families.gguf import gemma, gpt2, llama
+from scantling.checkpoint.families.gguf import bert, gemma, gpt2, llama
 from scantling.checkpoint.families.gguf.architecture import Architecture, Meta
 from scantling.checkpoint.files import shown
 from scantling.errors import ScantlingInputError
@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "gemma2": gemma.GEMMA2,
     "gemma3": gemma.GEMMA3,
     "gpt2": gpt2.GPT2,
+    "bert": bert.BERT,
 }
 """By ``general.architecture``; Llama, Mistral, Mixtral and SmolLM are all ``llama`` there.
 

@@ -16,7 +16,10 @@ from scantling.errors import ScantlingInputError
 
 Value = int | float | bool | str | list[bool]
 Written = tuple[dict[str, Value], dict[str, list[float]]]
-"""Metadata by key without the architecture's name, and tensors that belong to it, such as ``rope_freqs.weight``."""
+"""Metadata by key, and tensors that belong to it, such as ``rope_freqs.weight``.
+
+Keys stand without the architecture's name; those that begin with ``tokenizer.`` are whole.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,14 @@ class Architecture:
         write: the same as metadata. It may leave out what it has no key for: reading back shows what was lost.
         rows: the table of tensor names.
         unread: keys that `write` may set and that llama.cpp reads and does not apply, with what it does instead.
+        notes: what llama.cpp does otherwise in every model.
     """
 
     read: Callable[[Meta], dict[str, Any]]
     write: Callable[[Card], Written]
     rows: Callable[[Card], Sequence[Row]]
     unread: Mapping[str, str]
+    notes: Sequence[str] = ()
 
 
 class Meta:
@@ -64,6 +69,10 @@ class Meta:
     def only(self, name: str, *allowed: Any) -> None:
         """Refuse any value but these; missing is fine."""
         self._keys.only(self._prefix + name, *allowed)
+
+    def only_beside(self, key: str, allowed: Any) -> None:
+        """The same of a key that is not the architecture's, by its full name."""
+        self._keys.only(key, allowed)
 
     def has(self, name: str) -> bool:
         """Whether the file has a tensor of that name."""
