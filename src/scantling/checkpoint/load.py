@@ -81,7 +81,8 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
     read = _reader(header.tensors)
     again = {*kind.copies, *(name.removeprefix(kind.prefix) for name in heads(rows) if card.tied)}
     copies = [name for name in extra if bare(name, kind.renamed).removeprefix(kind.prefix) in again]
-    notes += [_check_copy(read, name, names, table, str(where)) for name in copies]
+    plain = {name: bare(name, kind.renamed).removeprefix(kind.prefix) for name in copies}
+    notes += [_check_copy(read, n, names, table, str(where), plain[n] in kind.copies) for n in copies]
     computed = _computed(kind, card, [name for name in extra if name not in copies], str(where))
     target, mixed = _dtype([header.tensors[name] for name in names.values()], dtype)
     zeros = need("torch", "load weights").zeros
@@ -155,13 +156,19 @@ def _reader(infos: Mapping[str, TensorInfo]) -> Callable[[str], Tensor]:
 
 
 def _check_copy(
-    read: Callable[[str], Tensor], copy: str, names: Mapping[str, str], table: list[Link], where: str
+    read: Callable[[str], Tensor],
+    copy: str,
+    names: Mapping[str, str],
+    table: list[Link],
+    where: str,
+    table_only: bool,
 ) -> str:
+    """The note about a tensor that repeats the token table, as a head or (`table_only`) as another stack's table."""
     embed = next(link.theirs[0] for link in table if link.ours == ("embed.weight",))
     torch = need("torch", "compare weights")
     if not torch.equal(read(copy), read(names[embed])):
         what, end = "ties the head to the embeddings", "; set tie_word_embeddings to false"
-        if not copy.endswith("lm_head.weight"):
+        if table_only:
             what, end = "has one table for source and target", ""
         raise ScantlingInputError(f"{where}: the config {what}, but {copy!r} and {names[embed]!r} differ{end}")
     return f"{copy!r} is stored again and equals the embeddings it is tied to"

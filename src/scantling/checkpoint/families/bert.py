@@ -36,7 +36,7 @@ _HEADS: heads.Heads = {
 }
 
 
-_USUAL = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
+_USUAL = {"vocab_size": 30522, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 """What a config that leaves a size out means."""
 
 
@@ -60,7 +60,7 @@ def common(keys: Keys, context: int | None = None, usual: Mapping[str, int] | No
     return {
         "n_layers": keys.size("num_hidden_layers", 12),
         "d_model": keys.size("hidden_size", sizes["hidden_size"]),
-        "vocab_size": keys.size("vocab_size", 30522),
+        "vocab_size": keys.size("vocab_size", sizes["vocab_size"]),
         "context": keys.size("max_position_embeddings", 512) if context is None else context,
         "attention": {
             "kind": "multi_head",

@@ -33,7 +33,7 @@ _HEADS: heads.Heads = {
 def _card(keys: Keys) -> dict[str, Any]:
     pad = keys.size("pad_token_id", 1, least=0)
     rows = keys.size("max_position_embeddings", 512, least=pad + 2)
-    sections = bert.common(keys, context=rows - pad - 1)
+    sections = bert.common(keys, context=rows - pad - 1, usual={"vocab_size": 50265})
     sections["position"] |= {"offset": pad + 1, "pad_id": pad}
     return sections | {"head": heads.head(keys, _HEADS, "RobertaModel")}
 
