@@ -12,10 +12,10 @@ TILE = 64
 GOOD_TILE = 128
 USUAL_HEADS = (64, 80, 96, 128, 256)
 DEPTH = (30.0, 200.0)
-"""d / L of decoders and encoders that were published: 33 (GPT-2 XL) to 171 (the big one of 2017), 100-130 most often."""
+"""d / L of nearly all presets: 33 (GPT-2 XL) to 171 (the big one of 2017), 100 to 130 most often."""
 EXPANSION = {"gated": (8 / 3, 2.0, 8.0), "plain": (4.0, 2.0, 8.0)}
-"""d_ff / d: the convention, and the range that published models stay in (Gemma's 8 d is the widest)."""
-HARDWARE = "Anthony et al., arXiv:2401.14489, section VI"
+"""d_ff / d: the convention, and the range of nearly all presets (Gemma's 8 d is the widest of the gated)."""
+HARDWARE = "Anthony et al., arXiv:2401.14489"
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ def _depth(card: Card) -> Iterator[Remark]:
     ratio, (low, high) = card.d_model / card.n_layers, DEPTH
     if not low <= ratio <= high:
         shape = "deep for its width" if ratio < low else "wide for its depth"
-        text = f"d_model / n_layers is {ratio:.4g}, {shape}: published models have {low:g} to {high:g}, most 100 to 130"
+        usual = f"most published models have {low:g} to {high:g}, many 100 to 130"
+        text = f"d_model / n_layers is {ratio:.4g}, {shape}: {usual}"
         yield Remark("depth", "n_layers", text)
 
 

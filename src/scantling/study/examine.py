@@ -21,7 +21,7 @@ KAPLAN = "Kaplan et al., arXiv:2001.08361, section 2.1"
 PALM = "Chowdhery et al. (PaLM), arXiv:2204.02311, appendix B"
 CHINCHILLA = "Hoffmann et al. (Chinchilla), arXiv:2203.15556, appendix F"
 ZERO = "Rajbhandari et al. (ZeRO), arXiv:1910.02054, section 3.1"
-MQA = "Shazeer, arXiv:1911.02150, section 2.4"
+VLLM = "Kwon et al. (vLLM), arXiv:2309.06180, section 3"
 GQA = "Ainslie et al., arXiv:2305.13245"
 
 TRAINING_16: Mapping[str, int] = {
@@ -126,7 +126,12 @@ def _flops(card: Card, model: Transformer, w: Workload) -> Iterator[Formula]:
     three = {why: (1 + BACKWARD) * n for why, n in terms.items()}
     yield _formula("FLOPs", "6 N per token", training, three, assumes, KAPLAN)
     if model.active_params != model.params:
-        idle = {"parameters of experts that a token does not use": -6 * (model.params - model.active_params) * w.batch * w.tokens}
+        idle = {
+            "parameters of experts that a token does not use": -6
+            * (model.params - model.active_params)
+            * w.batch
+            * w.tokens
+        }
         everything = "as 6 N, and every expert works on every token"
         yield _formula("FLOPs", "6 N per token, N with all experts", training, three | idle, everything, KAPLAN)
     heads, width = _heads(card)
@@ -137,7 +142,7 @@ def _flops(card: Card, model: Transformer, w: Workload) -> Iterator[Formula]:
     yield _chinchilla(card, model, w, training, f.by_part)
 
 
-_LOOKED_UP = "parameters that no product uses (looked-up tables, norms, biases), a tied table used twice"
+_LOOKED_UP = "parameters that no product uses: looked-up tables, norms, biases"
 
 
 def _chinchilla(
@@ -192,7 +197,7 @@ def _cache(card: Card, model: Transformer, dtype: str) -> Iterator[Formula]:
         "query heads share keys and values, or a latent stands for both": kept - every,
     }
     assumes = "multi-head attention whose heads are d wide together, in every layer"
-    yield _formula("KV cache", f"2 L d x {size} bytes per token", exact, terms, assumes, MQA)
+    yield _formula("KV cache", f"2 L d x {size} bytes per token", exact, terms, assumes, VLLM)
     if isinstance(card.attention, Latent):
         heads, width = _heads(card)
         name, guess = f"2 L H D x {size} bytes per token", 2 * size * layers * heads * width
