@@ -17,6 +17,7 @@ from scantling.parts.mlp import MLP, GatedMLP
 from scantling.parts.moe import Router
 from scantling.parts.part import Part, Workload
 from scantling.parts.transformer import Transformer
+from scantling.units import DTYPE_BYTES
 from scantling.visibility import Visibility
 
 Value = int | float | str | bool | None
@@ -59,7 +60,7 @@ def facts(card: Card, model: Transformer, w: Workload) -> list[Fact]:
 def _choices(card: Card, model: Transformer) -> Iterator[tuple[str, Value]]:
     attention, position = card.attention, card.position
     yield "family", card.family
-    yield "attention", attention.__struct_config__.tag and str(attention.__struct_config__.tag)
+    yield "attention", str(attention.__struct_config__.tag)
     yield "reach", reach(model)
     if isinstance(attention, MultiHead):
         yield "biases of q, k, v, o", " ".join(attention.bias) or "none"
@@ -179,8 +180,8 @@ def _per(total: int, n: int) -> int | float:
 
 
 def _memory(model: Transformer, w: Workload) -> Iterator[tuple[str, Value]]:
+    kept = memory(model, w, "int8", CACHE_DTYPE)
     for dtype in DTYPES:
-        yield f"weights, {dtype}, bytes", memory(model, w, dtype, CACHE_DTYPE).weights
-    kept = memory(model, w, CACHE_DTYPE, CACHE_DTYPE)
+        yield f"weights, {dtype}, bytes", kept.weights * DTYPE_BYTES[dtype] // DTYPE_BYTES["int8"]
     yield f"KV cache per token, {CACHE_DTYPE}, bytes", kept.kv_per_token
     yield f"KV cache at that length, {CACHE_DTYPE}, bytes", kept.kv
