@@ -17,6 +17,7 @@ NUMBERS = {
     "MASK": (1, 3, 4, 5, 6, 8, 9, 10, 11, 15),
     "CACHE": (1, 2, 3, 6, 7),
     "NUM": (1, 3, 5, 6, 7, 10, 11, 12, 13, 14, 16, 18, 19, 20),
+    "TRAIN": (5, 6, 8, 13),
     "FALSE": (1, 3, 5, 6, 8),
 }
 CASES = [f"{kind}-{number:02}" for kind, numbers in NUMBERS.items() for number in numbers]
