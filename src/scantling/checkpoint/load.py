@@ -161,7 +161,8 @@ def _check_copy(
     torch = need("torch", "compare weights")
     if not torch.equal(read(copy), read(names[embed])):
         what, end = "ties the head to the embeddings", "; set tie_word_embeddings to false"
-        if not copy.endswith("lm_head.weight"):
+        stacks = {name.partition(".")[0] for link in table for name in link.ours}
+        if {"encoder", "decoder"} <= stacks and not copy.endswith("lm_head.weight"):
             what, end = "has one table for source and target", ""
         raise ScantlingInputError(f"{where}: the config {what}, but {copy!r} and {names[embed]!r} differ{end}")
     return f"{copy!r} is stored again and equals the embeddings it is tied to"
