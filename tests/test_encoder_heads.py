@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 import scantling as sc
+from scantling.cards.rules import complete
 from scantling.checkpoint.find import card_of
 from scantling.checkpoint.hf_config import card_of_config
 from scantling.errors import ScantlingInputError
@@ -184,6 +186,15 @@ def test_roberta_has_as_many_positions_as_its_table_leaves() -> None:
     card = sc.card("roberta-base")
     assert (card.context, card.position.offset) == (512, 2)
     assert dict(sc.assemble(card).named_weights)["encoder.position.table.weight"] == (514, 768)
+
+
+def test_positions_counted_from_ids_are_an_encoders() -> None:
+    """A decoder's cache holds keys and no ids, so the count of a later piece would begin anew."""
+    roberta = sc.card("roberta-base")
+    plain = replace(roberta.embedding, types=None)
+    drawn = replace(roberta, family="decoder", embedding=plain, head=replace(roberta.head, transform=None))
+    with pytest.raises(ScantlingInputError, match=r"position.pad_id is 1: it is defined for a card of family encoder"):
+        complete(drawn)
 
 
 def test_a_missing_pooler_is_an_error_unless_the_config_says_so(tmp_path: Path) -> None:

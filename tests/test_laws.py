@@ -288,7 +288,10 @@ SEQ2SEQ: dict[str, dict[str, Any]] = {
         "embedding": {"shared": False},
         "head": {"bias": True},
     },
-    "two modern stacks": {"decoder": {"n_layers": 1, "attention": {"window": 4}}},
+    "two modern stacks": {
+        "encoder": {"mlp": EXPERTS},
+        "decoder": {"n_layers": 1, "attention": {"window": 4}, "mlp": {"d_ff": 16}},
+    },
 }
 CARDS = {name: from_dict({**BASE, **change}, name) for name, change in (CHANGES | REST).items()}
 CARDS |= {name: from_dict({**BASE, "family": "encoder", **change}, name) for name, change in ENCODERS.items()}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as replace_card
 from typing import Any, Literal
 
 import pytest
 from msgspec.structs import replace
-from tests import choices, support_matrix
+from tests import choices, support_matrix, test_laws
 from tests.choices import Choice, made
 from tests.test_laws import CARDS
 
 import scantling as sc
 from scantling.cards import schema
 from scantling.cards.read import from_dict
+from scantling.checkpoint.families.gguf import ARCHITECTURES
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -20,14 +22,76 @@ def test_the_page_is_up_to_date() -> None:
     assert support_matrix.PATH.read_text() == support_matrix.page()
 
 
+def test_a_stale_page_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A law that no longer runs over a card, or a table of GGUF that is gone, makes another page."""
+    page = support_matrix.PATH.read_text()
+    laws = support_matrix.law_cards()
+    few = {**laws, "padding": laws["padding"] - {name for name, card in CARDS.items() if card.family == "encoder"}}
+    with monkeypatch.context() as patch:
+        patch.setattr(support_matrix, "law_cards", lambda: few)
+        assert support_matrix.page() != page
+    silent = tuple(replace_card(card, architecture="") for card in support_matrix.written())
+    with monkeypatch.context() as patch:
+        patch.setattr(support_matrix, "written", lambda: silent)
+        assert support_matrix.page() != page
+    assert support_matrix.page() == page
+
+
 def test_a_card_of_the_laws_makes_each_choice() -> None:
-    every = set().union(*(made_here for _, made_here in support_matrix.law_cards()))
+    every = set().union(*map(support_matrix.choices_of, CARDS))
     assert [str(choice) for choice in choices.choices() if choice not in every] == []
 
 
+def test_laws_run_over_the_cards_that_they_are_about() -> None:
+    laws = support_matrix.law_cards()
+    assert list(laws) == ["cached decoding", "padding", "reference kernel", "fused kernel", "compile", "verify"]
+    assert laws["cached decoding"] == {name for name, card in CARDS.items() if card.family != "encoder"}
+    assert {"bert", "t5", "llama"} < laws["padding"] == set(CARDS)
+    assert all(cards == set(CARDS) for column, cards in laws.items() if column != "cached decoding")
+
+
+def test_a_law_that_does_not_run_has_no_cards() -> None:
+    decoder = test_laws.TestEveryDecoder
+    assert "llama" in support_matrix.cards_of(decoder, decoder.test_cache, kernel="fused")
+    assert support_matrix.cards_of(decoder, decoder.test_cache, kernel="another") == frozenset()
+    assert support_matrix.cards_of(test_laws.test_an_encoder_has_no_cache) == frozenset()
+
+
 def test_no_cell_of_a_law_is_empty() -> None:
-    cells = {cell for _, row in support_matrix.rows() for cell in row[:6]}
+    cells = {cell for _, row in support_matrix.rows() for cell in row[1:6]}
     assert cells == {"yes", "within the trained length"}
+    cached = {str(choice): row[0] for choice, row in support_matrix.rows()}
+    assert set(cached.values()) == {"yes", "within the trained length", "encoders only"}
+    assert {key for key, cell in cached.items() if cell == "encoders only"} == {
+        "family: encoder",
+        "position (learned).pad_id",
+        "embedding.types",
+        *(f"head.kind: {kind}" for kind in ("tokens", "sequence", "replaced", "embedding")),
+        *(f"head.pool: {pool}" for pool in ("first", "mean", "last")),
+        "head.spare: true",
+        "head.normalize: true",
+        "head.n_labels",
+        "head.scores: sigmoid",
+    }
+
+
+def test_what_a_decoder_may_choose_is_not_for_encoders_only() -> None:
+    """Where no decoder of the laws made these choices, the page would say that there is no test."""
+    found = {str(choice): support_matrix.encoders_only(choice) for choice in choices.choices()}
+    for key in ("embedding.widen: after", "embedding.widen_bias: true", "head.transform", "head.kind: none"):
+        assert not found[key]
+
+
+def test_saving_is_what_the_writers_do() -> None:
+    cells = {str(choice): row[7:] for choice, row in support_matrix.rows()}
+    assert cells["attention (multi_head).softcap"] == ["Hugging Face", "gemma2"]
+    assert cells["attention.kind: latent"] == ["Hugging Face, if loaded", ""]
+    assert cells["head.kind: sequence"] == ["own layout", ""]
+    assert cells["embedding.types"] == ["Hugging Face, if loaded", ""]
+    assert cells["norm.kind: layernorm"] == ["Hugging Face", "gpt2"]
+    assert "qwen3moe" in cells["mlp.kind: moe"][1]
+    known = {name for row in cells.values() for name in row[1].split(", ")} - {""}
+    assert known == set(ARCHITECTURES)
 
 
 def test_rows_are_unique_and_name_what_the_schema_has() -> None:
@@ -55,7 +119,7 @@ def test_a_new_choice_appears_by_itself(monkeypatch: pytest.MonkeyPatch) -> None
     found = {str(choice) for choice in choices._of(Tuned, "embedding", set())}
     assert {"embedding.spin: left", "embedding.spin: right", "embedding.steep: true", "embedding.scale"} <= found
     new = Choice(Tuned, "embedding", "steep", True)
-    assert [cell(new) for cell in support_matrix.COLUMNS.values()][:7] == ["no test"] * 6 + [""]
+    assert [cell(new) for cell in support_matrix.COLUMNS.values()] == [*["no test"] * 6, "", "own layout", ""]
 
 
 @pytest.mark.parametrize(

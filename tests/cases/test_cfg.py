@@ -160,3 +160,43 @@ def test_a_key_that_is_missing_or_null_means_what_the_original_takes_it_for(mode
             compared += 1
             assert ours == sc.assemble(card_of_config(json.loads(json.dumps(resolved)), "x", "x")), key
     assert compared >= 10
+
+
+@pytest.mark.parametrize(("rows", "params"), [(514, 124_645_632), (512, 124_644_096)])
+def test_rows_for_padding_are_no_usable_positions(rows: int, params: int) -> None:
+    """CFG-10: RoBERTa base; two of the table's rows stand before position 0, and its ids start at 2."""
+    config = json.loads((GOLDEN / "configs" / "roberta-base.json").read_text())
+    config |= {"architectures": ["RobertaModel"], "max_position_embeddings": rows}
+    drawn = card_of_config(config, "roberta", "config.json")
+    assert sc.assemble(drawn).params == params
+    assert drawn.context == rows - 2
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    lm = built(card_of_config(config | sizes, "roberta", "config.json"))
+    table: Any = lm.net.get_parameter("encoder.position.table.weight")
+    read: list[torch.Tensor] = []
+    hook = lm.net.get_submodule("encoder.position.table").register_forward_hook(lambda _, given, __: read.append(given))
+    lm.logits([[5] * (rows - 2)])
+    lm.logits([[5, 6, 7, 1, 1]])
+    hook.remove()
+    assert table.shape[0] == rows
+    assert read[0][0].flatten().tolist() == list(range(2, rows))
+    assert read[1][0].flatten().tolist() == [2, 3, 4, 1, 1]
+    with pytest.raises(sc.ScantlingInputError, match=f"{rows - 1} tokens and the model has {rows - 2} learned"):
+        lm.logits([[5] * (rows - 1)])
+
+
+def test_a_head_width_of_its_own_is_written_into_the_config(tmp_path: Path) -> None:
+    """CFG-15: 4 heads of 16 on a stream of 96, where the quotient is 24; the original reads it to equal logits."""
+    transformers = pytest.importorskip("transformers")
+    lm = built(card(d_model=96, attention={"n_heads": 4, "n_kv_heads": 2, "d_head": 16}))
+    saved = sc.save(lm, tmp_path / "wide")
+    config = json.loads((tmp_path / "wide" / "config.json").read_text())
+    assert saved.model_type == config["model_type"] != "scantling"
+    assert config["head_dim"] == 16
+    original = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "wide", attn_implementation="eager")
+    ids = tokens(9)
+    with torch.no_grad():
+        theirs = original(ids).logits
+    assert float(theirs.std()) > 0.1
+    torch.testing.assert_close(lm.logits(ids), theirs, **CLOSE)
+    assert sc.load(tmp_path / "wide").parts == lm.parts

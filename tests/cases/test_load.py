@@ -16,6 +16,7 @@ from tests.conftest import DATA, GOLDEN
 
 import scantling as sc
 from scantling.checkpoint.gguf import read_gguf
+from scantling.checkpoint.gguf_write import write_gguf
 from scantling.checkpoint.header import read_safetensors
 from scantling.checkpoint.names import Interleave, Split
 
@@ -205,3 +206,24 @@ def test_the_tied_matrix_is_one_tensor_after_a_meta_build() -> None:
         table[63] += 1.0
     changed = (net(ids) - before).abs().amax((0, 1)) > 0
     assert changed.nonzero().flatten().tolist() == [63]
+
+
+def test_gains_of_gemma_are_w_in_one_format_and_1_plus_w_in_the_other(tmp_path: Path) -> None:
+    """LOAD-29: both files of one small Gemma card give its logits bit by bit."""
+    gguf = pytest.importorskip("gguf")
+    lm = sc.load(GOLDEN / "tiny" / "gemma2")
+    with torch.no_grad():
+        for name, weight in lm.net.named_parameters():
+            if "norm" in name:
+                # Steps of 1/64, so that 1 + w and back loses nothing.
+                weight.copy_((torch.arange(weight.numel()) % 41 - 20) / 64)
+    ids = tokens(9)
+    wanted = lm.logits(ids)
+    sc.save(lm, tmp_path / "folder")
+    write_gguf(lm, tmp_path / "one.gguf")
+    kept = load_file(tmp_path / "folder" / "model.safetensors")["model.norm.weight"]
+    stored = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "one.gguf").tensors}
+    assert kept.tolist() == [(i % 41 - 20) / 64 for i in range(kept.numel())]
+    assert stored["output_norm.weight"].tolist() == [1 + w for w in kept.tolist()]
+    for path in (tmp_path / "folder", tmp_path / "one.gguf"):
+        assert torch.equal(sc.load(path).logits(ids), wanted)

@@ -20,6 +20,7 @@ from scantling.parts.rope import RoPE
 from scantling.tensor import rotate
 from scantling.tensor.attend import Terms, kernel
 from scantling.tensor.context import Context
+from scantling.tensor.router_losses import Routing, load_balancing_loss
 
 SCALINGS: dict[str, dict[str, Any]] = {
     "linear": {"kind": "linear", "factor": 4.0},
@@ -266,3 +267,101 @@ def test_a_feed_forward_that_overflows_16_bits_is_finite_in_bfloat16() -> None:
     assert found["float16"] == float("inf")
     assert found["bfloat16"] == pytest.approx(66246.39, rel=2**-7)
     assert found["float32"] == pytest.approx(66246.39, rel=1e-6)
+
+
+FAR = (-200, -128, -16, -8, -1, 0, 1, 8, 16, 128, 200)
+
+
+@pytest.mark.parametrize(
+    ("family", "wanted"),
+    [
+        ("encoder", [15, 15, 10, 8, 1, 0, 17, 24, 26, 31, 31]),
+        ("decoder", [31, 31, 16, 8, 1, 0, 0, 0, 0, 0, 0]),
+    ],
+)
+def test_buckets_of_distances(family: str, wanted: list[int]) -> None:
+    """NUM-07: key minus query, 32 buckets up to 128; and a model's scores are shifted by those rows of its table."""
+    found = rotate.buckets(torch.tensor(FAR), 32, 128, family == "encoder")
+    assert found.tolist() == wanted
+    base = {**LLAMA, "family": family, "position": {"kind": "relative"}, "context": 256}
+    lm = built(card(base, n_layers=1))
+    ids = torch.full((1, 201), 5)
+    with torch.no_grad():
+        lm.net.get_parameter(f"{family}.position.table.weight").zero_()
+    plain = captured(lm, ids)[f"{family}.blocks.0.attn:scores"][0]
+    with torch.no_grad():
+        lm.net.get_parameter(f"{family}.position.table.weight").copy_(torch.arange(32)[:, None] + torch.zeros(32, 4))
+    shift = captured(lm, ids)[f"{family}.blocks.0.attn:scores"][0] - plain
+    seen = {d: (0, d) if d > 0 else (-d, 0) for d in FAR if family == "encoder" or d <= 0}
+    for (query, key), row in zip(seen.values(), wanted, strict=False):
+        assert shift[:, query, key].tolist() == pytest.approx([row] * 4, abs=1e-4)
+
+
+STATES = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 2.0], [0.0, 2.0]]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "mask", "wanted"),
+    [
+        ("mean", [1, 1, 0, 0], [1.0, 0.0]),
+        ("mean", [0, 0, 1, 1], [0.0, 2.0]),
+        ("mean", [1, 1, 1, 1], [0.5, 1.0]),
+        ("mean", [0, 0, 0, 0], [0.0, 0.0]),
+        ("last", [1, 1, 0, 0], [1.0, 0.0]),
+        ("last", [0, 0, 1, 1], [0.0, 2.0]),
+        ("first", [1, 1, 0, 0], [1.0, 0.0]),
+        ("first", [0, 0, 1, 1], [0.0, 2.0]),
+    ],
+)
+def test_padding_is_not_pooled(kind: str, mask: list[int], wanted: list[float]) -> None:
+    """NUM-10: without the mask the mean would be [0.5, 1]; that of nothing but padding is 0."""
+    ctx = Context.of(torch.zeros(1, 4, dtype=torch.int64), padding=torch.tensor([mask]).bool())
+    assert ctx.pool(STATES, kind)[0].tolist() == wanted
+
+
+@pytest.mark.parametrize("pool", ["mean", "last", "first"])
+@pytest.mark.parametrize("position", [{"kind": "rope", "theta": 1e4}, {"kind": "learned"}], ids=["rope", "learned"])
+def test_the_vector_of_a_text_does_not_depend_on_its_neighbours(position: dict[str, Any], pool: str) -> None:
+    """NUM-10: alone, and beside a text that is 30 tokens longer, padded on either side; rows of padding are finite."""
+    base = {**LLAMA, "family": "encoder", "position": position, "head": {"kind": "embedding", "pool": pool}}
+    lm = built(card({**base, "head": {**base["head"], "normalize": True}}))
+    text, longer = tokens(7), tokens(37, seed=2)
+    alone = lm.logits(text)[0]
+    assert float(alone.norm()) == pytest.approx(1.0, abs=1e-6)
+    for left in (0, 30):
+        rows, mask = torch.cat((torch.zeros_like(longer), longer, longer)), torch.ones(3, 37, dtype=torch.int64)
+        rows[0, left : left + 7] = text
+        mask[0] = 0
+        mask[0, left : left + 7] = 1
+        mask[2] = 0
+        places = (mask.cumsum(-1) - 1).clamp(min=0)
+        vectors = lm.logits(rows, mask, places)
+        torch.testing.assert_close(vectors[0], alone, atol=1e-5, rtol=0)
+        assert bool(torch.isfinite(vectors).all())
+    other = lm.logits(longer)[0]
+    assert float((alone - other).abs().max()) > 0.05
+
+
+def test_the_importance_of_experts_is_softmaxed_once() -> None:
+    """NUM-18: what enters the balance loss, the choice of expert 0 apart; a token of padding does not count."""
+    logits = torch.tensor([[[2.0, 1.0, 0.5, -1.0], [-9.0, 9.0, 0.0, 3.0]]])
+    once, real = [0.6095, 0.2242, 0.1360, 0.0303], torch.tensor([[True, False]])
+    twice = logits.softmax(-1).softmax(-1)[0, 0].tolist()
+    assert twice == pytest.approx([0.3492, 0.2376, 0.2175, 0.1957], abs=5e-5)
+    assert Routing(logits, logits.topk(1, -1).indices).probabilities[0, 0].tolist() == pytest.approx(once, abs=5e-5)
+    for expert in range(4):
+        chosen = torch.full((1, 2, 1), expert)
+        found = load_balancing_loss([Routing(logits, chosen)], real)
+        assert float(found) == pytest.approx(4 * once[expert], abs=2e-4)
+
+
+def test_waves_of_marian_stand_in_halves() -> None:
+    """NUM-20: position 1 of 8 channels: all sines, then all cosines, in the model's own table."""
+    halves = [0.841471, 0.099833, 0.01, 0.001, 0.540302, 0.995004, 0.99995, 1.0]
+    drawn = card(
+        {**GPT2, "position": {"kind": "sinusoidal", "halves": True, "table": True}, "attention": LLAMA["attention"]},
+        d_model=8,
+    )
+    net = sc.assemble(drawn).build()
+    assert net.get_parameter("decoder.position.table.weight")[1].tolist() == pytest.approx(halves, abs=1e-6)
+    assert sc.load(GOLDEN / "tiny" / "marian").card.position.halves

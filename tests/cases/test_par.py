@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from tests.cases.small import CASES, recorded
+from tests.conftest import GOLDEN
 
 import scantling as sc
 from scantling.cards.read import from_dict, read_text
@@ -102,3 +103,9 @@ def test_a_name_that_could_mean_either_is_refused(key: str) -> None:
     """PAR-13: the message names the one key that there is."""
     with pytest.raises(sc.ScantlingInputError, match=rf"unknown key 'attention\.{key}'.*n_kv_heads"):
         read_text(HEADS.format(key=key), "heads.yaml")
+
+
+def test_the_base_of_an_adapter_is_counted_alone() -> None:
+    """PAR-06: CodeLlama-7B as it is, before anything is added to it."""
+    config = json.loads((GOLDEN / "configs" / "llama-2-7b.json").read_text()) | {"vocab_size": 32016}
+    assert sc.assemble(card_of_config(config, "codellama-7b", "config.json")).params == 6_738_546_688

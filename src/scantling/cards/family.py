@@ -89,6 +89,9 @@ def check(card: Card, refuse: Refuse) -> None:
             if cross is not None and getattr(cross, key):
                 refuse(card, f"{at}.{key}", getattr(cross, key), "cross-attention reads the whole source as it is")
     if isinstance(card.position, Learned) and card.position.pad_id is not None:
+        if card.family != "encoder":
+            right = "it is defined for a card of family encoder: the ids that a cache holds cannot be counted again"
+            refuse(card, "position.pad_id", card.position.pad_id, right)
         if card.position.from_mask:
             refuse(card, "position.from_mask", True, "tokens are counted by pad_id already")
         if card.position.offset < 1:

@@ -150,7 +150,7 @@ class Learned(Section, tag_field="kind", tag="learned"):
         from_mask: where no positions are given, real tokens are counted and padding is not (OPT); without it every
             column counts.
         pad_id: where no positions are given, tokens other than this one are counted, and it stands one row below
-            position 0 (RoBERTa).
+            position 0 (RoBERTa); of encoders only.
     """
 
     offset: Annotated[int, Meta(ge=0, le=1024)] = 0

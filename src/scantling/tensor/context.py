@@ -298,7 +298,10 @@ class Context:
         return F.dropout(x, probability) if probability and self.training else x
 
     def pool(self, x: Tensor, kind: str) -> Tensor:
-        """One vector per row of x (B, T, d): the first or the last real token's, or the mean of all real ones."""
+        """One vector per row of x (B, T, d): the first or the last real token's, or the mean of all real ones.
+
+        The mean of a row without any real token is 0.
+        """
         rows, end = torch.arange(x.shape[0], device=x.device), x.shape[1] - 1
         if kind == "first":
             return x[:, 0] if self.padding is None else x[rows, self.padding.int().argmax(-1)]
@@ -309,7 +312,7 @@ class Context:
         if self.padding is None:
             return wide.mean(1).to(x.dtype)
         real = self.padding[..., None].to(wide.dtype)
-        return ((wide * real).sum(1) / real.sum(1)).to(x.dtype)
+        return ((wide * real).sum(1) / real.sum(1).clamp(min=1)).to(x.dtype)
 
     def unit(self, x: Tensor) -> Tensor:
         """x (..., d) divided by its Euclidean length."""
