@@ -14,11 +14,12 @@ import scantling
 
 ROOT = Path(scantling.__file__).parent
 
-BASE = {"errors", "units", "visibility"}
+BASE = {"errors", "units", "visibility", "strict_yaml"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "units": {"errors"},
     "visibility": set(),
+    "strict_yaml": {"errors"},
     "tensor": BASE,
     "cards": BASE,
     "parts": BASE | {"tensor"},
