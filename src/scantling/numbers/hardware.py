@@ -37,6 +37,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         dense_tflops: TFLOP/s (int8: TOP/s) by arithmetic, without structured sparsity.
+        sparsity: the vendor also prints twice these rates, for matrices of which half is zero.
         memory_gb: capacity, 10^9 bytes.
         memory_gb_per_s: peak bandwidth, 10^9 bytes per second.
         link_gb_per_s: all links to the other devices of the node or pod, in one direction.
@@ -48,6 +49,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     about: str
     source: str
     dense_tflops: dict[str, float] = {}
+    sparsity: bool = False
     memory_gb: float | None = None
     memory_gb_per_s: float | None = None
     link_gb_per_s: float | None = None
@@ -159,7 +161,9 @@ def _row(name: str, row: Any, where: str) -> Device:
             raise ScantlingInputError(f"{where}: {name}.{key} is {shown(row.get(key))}; a text is needed")
     peaks = row.get("dense_tflops", {})
     if not isinstance(peaks, Mapping):
-        raise ScantlingInputError(f"{where}: {name}.dense_tflops is {shown(peaks)}; a mapping is needed, {{bf16: 989.4}}")
+        raise ScantlingInputError(
+            f"{where}: {name}.dense_tflops is {shown(peaks)}; a mapping is needed, {{bf16: 989.4}}"
+        )
     for key, value in peaks.items():
         if key not in ARITHMETIC:
             raise ScantlingInputError(
@@ -167,6 +171,8 @@ def _row(name: str, row: Any, where: str) -> Device:
                 f"{nearest(str(key), ARITHMETIC)}"
             )
         _positive(value, f"{name}.dense_tflops.{key}", where)
+    if not isinstance(row.get("sparsity", False), bool):
+        raise ScantlingInputError(f"{where}: {name}.sparsity is {shown(row['sparsity'])}; true or false is needed")
     for key in _POSITIVE:
         if row.get(key) is not None:
             _positive(row[key], f"{name}.{key}", where)
