@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from scantling.errors import ScantlingInputError, nearest
 
@@ -85,6 +86,24 @@ def parse_bytes(text: str) -> int:
         raise ScantlingInputError(f"{text!r} is no size: give bytes, or a number with one of {known}")
     number, letter, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** (" kmgt".index(letter) if letter else 0))
+
+
+def parse_count(text: str, what: str) -> int:
+    """A count as people write it: ``2T`` is 2 * 10^12, ``15.6T``, ``7B``, ``300M``, ``1e12``, ``1024``.
+
+    Args:
+        what: names it in the message.
+
+    Raises:
+        ScantlingInputError: not a number with one of these letters, not whole, or below 1.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d{1,2})?) ?([kmbtp]?)", text.strip().lower().replace(",", ""))
+    if match is None:
+        raise ScantlingInputError(f"{what} is {text!r}: give a number, or one with k, M, B, T or P (10^3 to 10^15)")
+    exact = Decimal(match[1]) * 1000 ** " kmbtp".index(match[2] or " ")
+    if exact < 1 or exact != int(exact):
+        raise ScantlingInputError(f"{what} is {text!r}; a whole number of at least 1 is needed")
+    return int(exact)
 
 
 def bytes_text(n: int) -> str:

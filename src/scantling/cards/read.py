@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from types import UnionType
@@ -12,19 +11,14 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 from ruamel.yaml import YAML
-from ruamel.yaml.constructor import ConstructorError, SafeConstructor
-from ruamel.yaml.error import YAMLError
-from ruamel.yaml.events import AliasEvent, CollectionStartEvent, DocumentStartEvent, ScalarEvent
 from ruamel.yaml.representer import SafeRepresenter
 
-from scantling.cards.rules import SIDES, complete, shown
+from scantling import strict_yaml
+from scantling.cards.rules import SIDES, complete
 from scantling.cards.schema import REFUSED_KINDS, Card, Layer, Side
 from scantling.errors import ScantlingInputError, nearest
-
-MAX_BYTES = 256 * 1024
-MAX_DEPTH = 32
-MAX_VALUES = 10_000
-MAX_SCALAR = 2048
+from scantling.strict_yaml import MAX_BYTES as MAX_BYTES
+from scantling.strict_yaml import shown
 
 
 def read_file(path: Path) -> Card:
@@ -33,27 +27,12 @@ def read_file(path: Path) -> Card:
     Raises:
         ScantlingInputError: no such file, too large, not UTF-8, not YAML, or not a card.
     """
-    try:
-        info = path.stat()
-        if info.st_size > MAX_BYTES:
-            raise ScantlingInputError(f"{path}: {info.st_size} bytes; a card has at most {MAX_BYTES}")
-        # Asked before opening: opening a pipe would wait for its writer.
-        if not stat.S_ISREG(info.st_mode):
-            raise ScantlingInputError(f"{path}: not a regular file; a card is a YAML text file")
-        text = path.read_text(encoding="utf-8")
-    except ScantlingInputError:
-        raise
-    except UnicodeDecodeError as error:
-        raise ScantlingInputError(f"{path}: not UTF-8 at byte {error.start}; a card is a YAML text file") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ScantlingInputError(f"{path}: cannot be read: {reason}") from None
-    return read_text(text, str(path))
+    return read_text(strict_yaml.file_text(path, "a card"), str(path))
 
 
 def read_text(text: str, where: str) -> Card:
     """Read a card from YAML 1.2 text; `where` names it in messages."""
-    return from_dict(_parse(text, where), where)
+    return from_dict(strict_yaml.parse(text, where, "a card"), where)
 
 
 def from_dict(data: Any, where: str) -> Card:
@@ -160,68 +139,6 @@ def _flow(value: Any) -> str:
     out = io.StringIO()
     yaml.dump(value, out)
     return out.getvalue().removesuffix("...\n").rstrip("\n")
-
-
-class _Constructor(SafeConstructor):
-    """Says where a value stands that looks like a number or date and is none."""
-
-    def construct_object(self, node: Any, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, ArithmeticError) as error:
-            raise ConstructorError(None, None, str(error), node.start_mark) from None
-
-
-def _parse(text: str, where: str) -> Any:
-    if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
-        raise ScantlingInputError(f"{where}: longer than {MAX_BYTES} bytes, the limit of a card")
-    try:
-        _check_events(text, where)
-        yaml = YAML(typ="safe", pure=True)
-        yaml.Constructor = _Constructor
-        return yaml.load(text)
-    except YAMLError as error:
-        raise ScantlingInputError(f"{where}: not valid YAML{_line(error, text)}: {_problem(error)}") from None
-    except RecursionError as error:
-        raise ScantlingInputError(f"{where}: not valid YAML: {error}") from None
-
-
-def _line(error: YAMLError, text: str) -> str:
-    mark = getattr(error, "problem_mark", None)
-    if mark:
-        return f" at line {mark.line + 1}, column {mark.column + 1}"
-    position = getattr(error, "position", None)
-    return "" if position is None else f" at line {text.count(chr(10), 0, position) + 1}"
-
-
-def _problem(error: YAMLError) -> str:
-    text = getattr(error, "problem", None) or str(error)
-    return text.splitlines()[0][:200]
-
-
-def _check_events(text: str, where: str) -> None:
-    """Refuse aliases, tags, other dialects, deep nesting and sheer numbers before anything is built from them."""
-    depth = 0
-    for n, event in enumerate(YAML(typ="safe", pure=True).parse(text)):
-        line = event.start_mark.line + 1
-        if n > MAX_VALUES:
-            raise ScantlingInputError(f"{where}: line {line} goes on past {MAX_VALUES} keys and values")
-        if isinstance(event, DocumentStartEvent) and (event.tags or event.version not in (None, (1, 2))):
-            raise ScantlingInputError(f"{where}: line {line} follows a directive; a card is plain YAML 1.2")
-        if isinstance(event, AliasEvent) or getattr(event, "anchor", None):
-            raise ScantlingInputError(f"{where}: line {line} uses an anchor or alias; write the value out")
-        if isinstance(event, ScalarEvent | CollectionStartEvent) and event.tag:
-            raise ScantlingInputError(
-                f"{where}: line {line} uses the tag {shown(event.tag)}; a card has plain values only"
-            )
-        if isinstance(event, ScalarEvent) and event.implicit[0] and event.value == "<<":
-            raise ScantlingInputError(f"{where}: line {line} uses the merge key <<; write the keys out")
-        if isinstance(event, ScalarEvent) and len(event.value) > MAX_SCALAR:
-            raise ScantlingInputError(f"{where}: line {line} has a value of more than {MAX_SCALAR} characters")
-        depth += isinstance(event, CollectionStartEvent)
-        if depth > MAX_DEPTH:
-            raise ScantlingInputError(f"{where}: line {line} is nested deeper than {MAX_DEPTH} levels")
-        depth -= type(event).__name__ in ("MappingEndEvent", "SequenceEndEvent")
 
 
 def _field_type(struct: type, name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from typing import Any
 
 from msgspec.structs import replace
@@ -28,6 +27,7 @@ from scantling.cards.schema import (
     YarnScaling,
 )
 from scantling.errors import ScantlingInputError
+from scantling.strict_yaml import shown
 
 MAX_PARAMS = 10**15
 SIDES = ("encoder", "decoder")
@@ -237,13 +237,3 @@ def positions_text(card: Card) -> str:
 
 def _refuse(card: Card, key: str, value: object, right: str) -> None:
     raise ScantlingInputError(f"card {shown(card.name)}: {key} is {shown(value)}: {right}")
-
-
-_repr = reprlib.Repr()
-_repr.maxstring = _repr.maxlong = _repr.maxother = 60
-
-
-def shown(value: object) -> str:
-    """``repr``, cut short: values from cards go into messages through this."""
-    text = _repr.repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
