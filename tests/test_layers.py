@@ -102,7 +102,7 @@ def test_torch_is_imported_at_the_top_only_where_tensors_live(path: Path) -> Non
         "import scantling.cli.main as m; assert m._run(['trace', 'gpt2', '--tokens', '8']) == 0",
         "import scantling.cli.main as m; assert m._run(['flops', 'gpt2', '--json']) == 0",
         "import scantling.cli.main as m; assert m._run(['memory', 'mixtral-8x7b']) == 0",
-        "import scantling.cli.main as m; assert m._run('cost gpt2 --train-tokens 1B --device h100'.split()) == 0",
+        "import scantling.cli.main as m; assert m._run(['cost', 'gpt2', '--train-tokens=1B', '--device=h100']) == 0",
         "import scantling.cli.main as m; assert m._run(['roofline', 'gpt2', '--device', 'h100']) == 0",
         "import scantling.cli.main as m; assert m._run(['parts', 'gpt2']) == 0",
         "import scantling.cli.main as m; assert m._run(['cards']) == 0",
