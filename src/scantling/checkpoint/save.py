@@ -44,7 +44,7 @@ class Content:
         describes: whether a card is this model's.
         origin: where the model was read from.
         tokenizer_files: text files of the tokenizer by their names, for a model whose origin has none.
-        tokens: bos_token_id and eos_token_id.
+        tokens: bos_token_id, eos_token_id and what else a config says of ids and labels.
     """
 
     card: Card
@@ -106,6 +106,7 @@ def write(
     shapes = foreign_shapes(table, content.weights)
     shards = _shards(shapes, max_shard_bytes, DTYPE_BYTES[name])
     texts, copies, more = _companions(content)
+    texts |= {name: text for name, text in choice.files.items() if name not in copies}
     texts |= {"config.json": json.dumps(choice.config, indent=2) + "\n", own.CARD_FILE: to_yaml(card)}
     if len(shards) > 1:
         texts["model.safetensors.index.json"] = _index(shards, shapes, DTYPE_BYTES[name])
@@ -231,6 +232,7 @@ def _write_companions(folder: Path, texts: Mapping[str, str], copies: Mapping[st
             shutil.copyfileobj(old, new)
             flush(new)
     for name, text in texts.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         with (folder / name).open("wb") as new:
             new.write(text.encode())
             flush(new)

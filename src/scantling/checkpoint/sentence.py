@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from scantling.cards.schema import Card, Head
 from scantling.checkpoint.config_keys import Keys, read_json, read_json_list
 from scantling.checkpoint.header import shown
 from scantling.errors import ScantlingInputError
+
+LENGTHS = "sentence_bert_config.json"
 
 _POOLS: Mapping[str, Any] = {"cls_token": "first", "mean_tokens": "mean", "lasttoken": "last"}
 _MODES = (*_POOLS, "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens")
@@ -34,15 +37,29 @@ def with_pooling(card: Card, folder: Path) -> Card:
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         right = "Transformer, Pooling and at most Normalize are known, in this order"
         raise ScantlingInputError(f"{path}: the modules are {', '.join(map(shown, kinds))}; {right}")
+    pool = _pool(folder / steps[1][1] / "config.json")
+    return pooled(card, Head(kind="embedding", pool=pool, normalize=len(kinds) == 3))
+
+
+def pooled(card: Card, how: Head) -> Card:
+    """The card with a head that pools and normalises as `how` does; a pooler of its own is left unread."""
     pooler = card.head.transform if card.head.kind == "embedding" else None
-    head = Head(
-        kind="embedding",
-        pool=_pool(folder / steps[1][1] / "config.json"),
-        transform=pooler,
-        spare=pooler is not None,
-        normalize=len(kinds) == 3,
-    )
+    head = Head(kind="embedding", pool=how.pool, transform=pooler, spare=pooler is not None, normalize=how.normalize)
     return replace(card, head=head, tied=False)
+
+
+def modules(card: Card) -> dict[str, str]:
+    """The files, by their paths, that say what `with_pooling` reads of a card's head of kind embedding."""
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if card.head.normalize else [])]
+    steps = [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    asked = {f"pooling_mode_{mode}": _POOLS.get(mode) == card.head.pool for mode in _MODES}
+    pooling = {"word_embedding_dimension": card.d_model, **asked}
+    lengths = {"max_seq_length": card.context, "do_lower_case": False}
+    texts = {"modules.json": steps, "1_Pooling/config.json": pooling, LENGTHS: lengths}
+    return {name: json.dumps(text, indent=2) + "\n" for name, text in texts.items()}
 
 
 def _step(entry: Any, path: Path) -> tuple[str, str]:
