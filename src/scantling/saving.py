@@ -56,6 +56,7 @@ def save(
             **({"decoder_start_token_id": lm.start_id} if parts.two_stacks else {}),
             **_labels(lm.labels),
         },
+        text_rules=lm.text_rules,
     )
     return write(content, Path(folder), max_shard_bytes, dtype, overwrite, progress)
 

@@ -192,7 +192,8 @@ def test_a_model_that_is_only_a_card_and_weights_gets_a_config_that_is_true(case
     if saved.model_type != "scantling":
         io = load_file(source / "io.safetensors")
         real = io.get("decoder_attention_mask", io["attention_mask"]).bool()
-        logits = theirs(tmp_path / "born", io, "eager")
+        kernel = json.loads((source / "meta.json").read_text())["attn_implementation"]
+        logits = theirs(tmp_path / "born", io, kernel)
         torch.testing.assert_close(logits[real], io["logits"][real], atol=5e-5, rtol=1e-4)
 
 

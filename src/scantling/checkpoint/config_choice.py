@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from scantling.cards import Card, read_text, to_yaml
 from scantling.checkpoint.families import FAMILIES, own
 from scantling.checkpoint.hf_config import card_of_config
 from scantling.checkpoint.origin import Origin
-from scantling.checkpoint.sentence import modules, pooled, with_pooling
+from scantling.checkpoint.sentence import pooled, with_pooling
 from scantling.errors import ScantlingInputError
 
 Describes = Callable[[Card], bool]
@@ -23,12 +23,12 @@ class Choice:
 
     Attributes:
         notes: what it says differently than the one that was loaded.
-        files: texts that belong beside it, by their paths: how sentence-transformers makes one vector of a text.
+        modules: files of sentence-transformers beside it must say how a text becomes one vector.
     """
 
     config: dict[str, Any]
     notes: tuple[str, ...] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
+    modules: bool = False
 
     @property
     def model_type(self) -> str:
@@ -59,7 +59,7 @@ def choose(card: Card, origin: Origin | None, describes: Describes, dtype: str, 
         if found is not None and describes(found):
             return Choice(full, _departure(origin, str(full["model_type"])))
         if found is not None and _pools(found, card) and describes(pooled(found, card.head)):
-            return Choice(full, _departure(origin, str(full["model_type"])), modules(card))
+            return Choice(full, _departure(origin, str(full["model_type"])), modules=True)
     config = {"model_type": own.MODEL_TYPE, "layout": own.LAYOUT, **tokens}
     return Choice(config, _departure(origin, own.MODEL_TYPE))
 

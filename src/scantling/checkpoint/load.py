@@ -21,6 +21,7 @@ from scantling.checkpoint.header import TensorInfo
 from scantling.checkpoint.hf_config import beyond, end_ids, labels, read_config, start_id
 from scantling.checkpoint.names import WRAPPERS, Link, bare, foreign_shapes, heads, links, match
 from scantling.checkpoint.origin import Origin
+from scantling.checkpoint.sentence import TextRules, text_rules
 from scantling.checkpoint.sharded import read_checkpoint
 from scantling.errors import ScantlingInputError, need
 
@@ -43,6 +44,7 @@ class Loaded:
         labels: names of what a classifier tells apart, by config.json.
         restated: by our names, what the model computes itself and the file stores all the same.
         origin: the folder that they were read from; None for a GGUF file.
+        text_rules: what sentence-transformers does to a text before it is read.
     """
 
     card: Card
@@ -53,6 +55,7 @@ class Loaded:
     labels: tuple[str, ...] = ()
     restated: Mapping[str, Tensor] = field(default_factory=dict)
     origin: Origin | None = None
+    text_rules: TextRules = field(default_factory=TextRules)
 
 
 def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Loaded:
@@ -99,6 +102,7 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
         labels(config, card),
         {ours: read(name) for name, ours in computed.items()},
         Origin(read_json(config), config.parent),
+        text_rules(config.parent) if card.family == "encoder" else TextRules(),
     )
 
 
