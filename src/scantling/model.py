@@ -208,8 +208,13 @@ class Model:
             raise ScantlingInputError(f"label_smoothing is {label_smoothing!r}; a number from 0 to 1 is needed")
         if not 0 <= label_smoothing <= 1:
             raise ScantlingInputError(f"label_smoothing is {label_smoothing}; a number from 0 to 1 is needed")
-        wanted = _tensor(labels, "labels").to(self.device, torch.int64)
+        wanted = _tensor(labels, "labels")
         wanted = wanted[None] if wanted.dim() == 1 else wanted
+        if wanted.dim() != 2 or wanted.numel() == 0:
+            raise ScantlingInputError(f"labels have shape {list(wanted.shape)}; rows of at least one label are needed")
+        if wanted.is_floating_point() or wanted.is_complex() or wanted.dtype == torch.bool:
+            raise ScantlingInputError(f"labels are {wanted.dtype}; integers are needed")
+        wanted = wanted.to(self.device, torch.int64)
         logits = self.logits(ids, attention_mask, decoder_ids=self.shifted(wanted) if self.parts.two_stacks else None)
         if wanted.shape != logits.shape[:2]:
             raise ScantlingInputError(f"labels have shape {list(wanted.shape)}; the shape of the ids is needed")
@@ -323,6 +328,8 @@ class Model:
             self._fits(ids)
         types = None if token_type_ids is None else self._types(token_type_ids, ids)
         real = None if padding is None or bool(padding.all()) else padding
+        if real is not None and getattr(self.parts.head, "pool", None) and not bool(real.any(-1).all()):
+            raise ScantlingInputError("a row is padding only: the head pools over at least one real token")
         prefixes = None if prefix_lengths is None else self._prefixes(prefix_lengths, ids, padding)
         return Context.of(
             ids, positions=positions, padding=real, kernel_name=kernel, types=types, prefix_lengths=prefixes
@@ -372,7 +379,8 @@ class Model:
     def _positions(self, position_ids: Any, ids: Tensor) -> Tensor:
         positions = _tensor(position_ids, "position_ids").to(ids.device)
         positions = positions[None] if positions.dim() == 1 else positions
-        if positions.is_floating_point() or tuple(positions.shape) not in {tuple(ids.shape), (1, ids.shape[1])}:
+        whole = not (positions.is_floating_point() or positions.is_complex() or str(positions.dtype) == "torch.bool")
+        if not whole or tuple(positions.shape) not in {tuple(ids.shape), (1, ids.shape[1])}:
             right = f"integers of shape {list(ids.shape)} or {[1, ids.shape[1]]} are needed"
             raise ScantlingInputError(f"position_ids are {positions.dtype} of shape {list(positions.shape)}; {right}")
         limit, low, high = position_limit(self.card), int(positions.min()), int(positions.max())

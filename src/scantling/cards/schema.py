@@ -150,7 +150,7 @@ class Learned(Section, tag_field="kind", tag="learned"):
         from_mask: where no positions are given, real tokens are counted and padding is not (OPT); without it every
             column counts.
         pad_id: where no positions are given, tokens other than this one are counted, and it stands one row below
-            position 0 (RoBERTa).
+            position 0 (RoBERTa); encoders only.
     """
 
     offset: Annotated[int, Meta(ge=0, le=1024)] = 0
@@ -451,9 +451,12 @@ class Head(Section):
 class Side(Section):
     """What differs in one of the two stacks; sections as in the card, their keys laid over the card's own.
 
+    Both stacks follow the pattern, whose sections come before those of a side.
+
     Attributes:
         n_layers: blocks of this stack.
-        cross: attention from the decoder to the encoder; default as the decoder's own, without reach and positions.
+        cross: attention from the decoder to the encoder; default the decoder's own heads, widths, biases, scale and
+            softcap.
     """
 
     n_layers: Layers | None = None

@@ -113,8 +113,8 @@ def batches(model: Model, rows: Sequence[list[int]], batch_size: int) -> Iterato
     Raises:
         ScantlingInputError: the batch size is not positive.
     """
-    if batch_size < 1:
-        raise ScantlingInputError(f"batch_size is {batch_size}; at least 1 is needed")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ScantlingInputError(f"batch_size is {batch_size!r}; a whole number of at least 1 is needed")
     pad = getattr(model.card.position, "pad_id", None) or 0
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     for start in range(0, len(order), batch_size):
