@@ -84,7 +84,7 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
     read = _reader(header.tensors)
     again = {*kind.copies, *(name.removeprefix(kind.prefix) for name in heads(rows) if card.tied)}
     copies = [name for name in extra if bare(name, kind.renamed).removeprefix(kind.prefix) in again]
-    notes += [_check_copy(read, name, names, table, str(where)) for name in copies]
+    notes += [_check_copy(read, name, names, table, str(where), kind) for name in copies]
     computed = _computed(kind, card, [name for name in extra if name not in copies], str(where))
     target, mixed = _dtype([header.tensors[name] for name in names.values()], dtype)
     zeros = need("torch", "load weights").zeros
@@ -159,13 +159,13 @@ def _reader(infos: Mapping[str, TensorInfo]) -> Callable[[str], Tensor]:
 
 
 def _check_copy(
-    read: Callable[[str], Tensor], copy: str, names: Mapping[str, str], table: list[Link], where: str
+    read: Callable[[str], Tensor], copy: str, names: Mapping[str, str], table: list[Link], where: str, kind: Family
 ) -> str:
     embed = next(link.theirs[0] for link in table if link.ours == ("embed.weight",))
     torch = need("torch", "compare weights")
     if not torch.equal(read(copy), read(names[embed])):
         what, end = "ties the head to the embeddings", "; set tie_word_embeddings to false"
-        if not copy.endswith("lm_head.weight"):
+        if bare(copy, kind.renamed).removeprefix(kind.prefix) in kind.copies:
             what, end = "has one table for source and target", ""
         raise ScantlingInputError(f"{where}: the config {what}, but {copy!r} and {names[embed]!r} differ{end}")
     return f"{copy!r} is stored again and equals the embeddings it is tied to"
