@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,11 +85,73 @@ def test_padding_on_either_side_changes_nothing(minilm: Any) -> None:
 
 def test_a_text_beyond_the_context_is_cut_and_said_so(minilm: Any) -> None:
     long = "word " * 700
-    with pytest.warns(UserWarning, match=r"text 2 has 702 tokens and the context holds 512; its end is cut"):
-        found = minilm.embed(["short", long])
+    with pytest.warns(UserWarning, match=r"text 2 has 702 tokens and max_length is 512; its end is cut"):
+        found = minilm.embed(["short", long], max_length=512)
     ids = minilm.tokenizer.encode(long)
     kept = minilm.logits([ids[:511] + ids[-1:]])[0]
     torch.testing.assert_close(found[1], kept, atol=1e-6, rtol=0)
+
+
+def test_the_length_of_sentence_transformers_is_honoured(minilm: Any) -> None:
+    """all-MiniLM-L6-v2 was trained on short texts: its max_seq_length is 256, half of the context."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(default_encoder())
+    model = transformers.AutoModel.from_pretrained(default_encoder(), attn_implementation="eager").eval()
+    text = " ".join(f"{number} bottles of beer on the wall" for number in range(60))
+
+    def theirs(length: int) -> torch.Tensor:
+        batch = tokenizer(text, truncation=True, max_length=length, return_tensors="pt")
+        assert batch["input_ids"].shape == (1, length)
+        with torch.no_grad():
+            mean = model(**batch).last_hidden_state[0].mean(0)
+        return mean / mean.norm()
+
+    with pytest.warns(UserWarning, match=r"text 1 has \d+ tokens and max_seq_length is 256; its end is cut"):
+        usual = minilm.embed([text])[0]
+    with pytest.warns(UserWarning, match="max_length is 300"):
+        longer = minilm.embed([text], max_length=300)[0]
+    torch.testing.assert_close(usual, theirs(256), atol=1e-5, rtol=0)
+    torch.testing.assert_close(longer, theirs(300), atol=1e-5, rtol=0)
+    assert float((usual - longer).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [(0, "at most the context, 512"), (513, "at most the context"), (2, "leave no room"), (True, "a whole number")],
+)
+def test_a_length_out_of_range_is_refused(minilm: Any, length: Any, message: str) -> None:
+    with pytest.raises(sc.ScantlingInputError, match=message):
+        minilm.embed([EATING], max_length=length)
+
+
+def test_lower_case_is_applied_where_the_folder_asks_for_it(minilm: Any) -> None:
+    from scantling.checkpoint.sentence import TextRules
+    from scantling.generate.embed import encode_for_vectors
+
+    asked: list[str] = []
+
+    class Spy:
+        def encode(self, text: str, add_special: bool = True) -> list[int]:
+            asked.append(text)
+            return [101, 102]
+
+    encode_for_vectors(replace(minilm, tokenizer=Spy(), text_rules=TextRules(lower=True)), ["An Apple"])
+    encode_for_vectors(replace(minilm, tokenizer=Spy()), ["An Apple"])
+    assert asked == ["an apple", "An Apple"]
+
+
+def test_a_saved_folder_is_one_of_sentence_transformers_still(minilm: Any, tmp_path: Path) -> None:
+    """With the files it came with; and made anew, from the card alone."""
+    transformers = pytest.importorskip("transformers")
+    for name, lm in {"carried": minilm, "born": replace(minilm, origin=None)}.items():
+        assert sc.save(lm, tmp_path / name).model_type == "bert"
+        again = sc.load(tmp_path / name)
+        assert again.parts == minilm.parts
+        torch.testing.assert_close(again.embed(TEXTS[:2]), minilm.embed(TEXTS[:2]), atol=0, rtol=0)
+        assert isinstance(transformers.AutoModel.from_pretrained(tmp_path / name), transformers.BertModel)
+        kinds = [step["type"] for step in json.loads((tmp_path / name / "modules.json").read_text())]
+        assert [kind.rpartition(".")[2] for kind in kinds] == ["Transformer", "Pooling", "Normalize"]
+        assert again.text_rules == minilm.text_rules
 
 
 def test_other_heads_give_the_normalised_mean(minilm: Any) -> None:

@@ -17,6 +17,7 @@ from scantling.checkpoint.find import Found, card_of, default_model, find
 from scantling.checkpoint.gguf import read_gguf
 from scantling.checkpoint.load import Loaded, load_gguf, load_safetensors
 from scantling.checkpoint.origin import Origin
+from scantling.checkpoint.sentence import TextRules
 from scantling.errors import ScantlingInputError, need
 from scantling.parts.heads import Head
 from scantling.parts.transformer import Transformer
@@ -44,6 +45,7 @@ class Model:
         start_id: what an encoder-decoder's target begins with, or None where nobody says.
         labels: names of what a classifier tells apart.
         origin: the folder it was loaded from, whose config and tokenizer files `save` writes again.
+        text_rules: what `embed` does to a text before it is read, by sentence-transformers' files.
     """
 
     card: Card
@@ -55,6 +57,7 @@ class Model:
     start_id: int | None = None
     labels: tuple[str, ...] = ()
     origin: Origin | None = None
+    text_rules: TextRules = field(default_factory=TextRules)
 
     def ids(self, ids: Ids) -> Tensor:
         """Ids as a (B, T) int64 tensor on the net's device.
@@ -184,22 +187,34 @@ class Model:
                 hook.remove()
         return seen[-len(stack.blocks) - 1 :]
 
-    def loss(self, ids: Ids, labels: Ids, attention_mask: Any = None) -> Tensor:
+    def loss(self, ids: Ids, labels: Ids, attention_mask: Any = None, label_smoothing: float = 0.0) -> Tensor:
         """Mean negative log-probability of the labels, in nats.
 
         Args:
             labels: not shifted; -100 is not judged. Of a decoder (B, T) like ids: position t is judged on label t + 1.
                 Of an encoder (B, T): position t is judged on label t. Of an encoder-decoder (B, T) of any length: the
                 decoder is given `start_id` and the labels but the last.
+            label_smoothing: share e of each target that is spread evenly over the vocabulary: (1 - e) at the label plus
+                e / V everywhere (Szegedy et al., arXiv:1512.00567, section 7; 0.1 in arXiv:1706.03762).
 
         Raises:
-            ScantlingInputError: labels of another shape, out of the vocabulary, or none left after the shift.
+            ScantlingInputError: labels of another shape, out of the vocabulary, or none left after the shift; or a
+                smoothing below 0 or above 1.
         """
         torch = need("torch", "run the model")
         if not isinstance(self.parts.head, Head):
             raise ScantlingInputError(f"the loss is that of a vocabulary; this card's head is {self.card.head.kind}")
-        wanted = _tensor(labels, "labels").to(self.device, torch.int64)
+        if isinstance(label_smoothing, bool) or not isinstance(label_smoothing, int | float):
+            raise ScantlingInputError(f"label_smoothing is {label_smoothing!r}; a number from 0 to 1 is needed")
+        if not 0 <= label_smoothing <= 1:
+            raise ScantlingInputError(f"label_smoothing is {label_smoothing}; a number from 0 to 1 is needed")
+        wanted = _tensor(labels, "labels")
         wanted = wanted[None] if wanted.dim() == 1 else wanted
+        if wanted.dim() != 2 or wanted.numel() == 0:
+            raise ScantlingInputError(f"labels have shape {list(wanted.shape)}; rows of at least one label are needed")
+        if wanted.is_floating_point() or wanted.is_complex() or wanted.dtype == torch.bool:
+            raise ScantlingInputError(f"labels are {wanted.dtype}; integers are needed")
+        wanted = wanted.to(self.device, torch.int64)
         logits = self.logits(ids, attention_mask, decoder_ids=self.shifted(wanted) if self.parts.two_stacks else None)
         if wanted.shape != logits.shape[:2]:
             raise ScantlingInputError(f"labels have shape {list(wanted.shape)}; the shape of the ids is needed")
@@ -209,7 +224,10 @@ class Model:
             raise ScantlingInputError(f"a label is outside the vocabulary of {self.card.vocab_size} and is not -100")
         if not bool((wanted != -100).any()):
             raise ScantlingInputError("no label is left after the shift: at least two tokens with labels are needed")
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())  # type: ignore[no-any-return]
+        cross_entropy = torch.nn.functional.cross_entropy
+        return cross_entropy(  # type: ignore[no-any-return]
+            logits.flatten(0, 1), wanted.flatten(), label_smoothing=label_smoothing
+        )
 
     def shifted(self, labels: Tensor) -> Tensor:
         """What the decoder of an encoder-decoder reads to predict labels (B, T): `start_id`, then all but the last.
@@ -267,25 +285,27 @@ class Model:
             raise ScantlingInputError("stop strings go with a text prompt; ids are not decoded")
         return continue_ids(self, self.ids(prompt), max_new_tokens, sampling, attention_mask, ignore_eos)
 
-    def embed(self, texts: Sequence[str], batch_size: int = 32) -> Tensor:
+    def embed(self, texts: Sequence[str], batch_size: int = 32, max_length: int | None = None) -> Tensor:
         """A vector per text, by an encoder: (N, d) in float32.
 
         A head of kind embedding pools as it says. Under any other head (masked LM, labels, none) the vector is the mean
         of the last hidden states of all tokens, special ones included, divided by its length.
 
         Args:
-            texts: each gets the tokenizer's special tokens; one longer than the context is cut, with a warning.
+            texts: each gets the tokenizer's special tokens; one that is too long is cut, with a warning.
             batch_size: texts that run together; the vectors do not depend on it.
+            max_length: tokens of a text that are read, special ones included; default max_seq_length of
+                sentence-transformers where the model has one, else as many as the context holds.
 
         Raises:
-            ScantlingInputError: no encoder, no tokenizer, no texts, or one without any token.
+            ScantlingInputError: no encoder, no tokenizer, no texts, one without any token, or a length out of range.
         """
         import warnings
 
         need("torch", "embed texts")
-        from scantling.generate.embed import encode, vectors
+        from scantling.generate.embed import encode_for_vectors, vectors
 
-        encoded = encode(self, texts)
+        encoded = encode_for_vectors(self, texts, max_length)
         for note in encoded.notes:
             warnings.warn(note, stacklevel=2)
         return vectors(self, encoded.rows, batch_size)
@@ -308,6 +328,8 @@ class Model:
             self._fits(ids)
         types = None if token_type_ids is None else self._types(token_type_ids, ids)
         real = None if padding is None or bool(padding.all()) else padding
+        if real is not None and getattr(self.parts.head, "pool", None) and not bool(real.any(-1).all()):
+            raise ScantlingInputError("a row is padding only: the head pools over at least one real token")
         prefixes = None if prefix_lengths is None else self._prefixes(prefix_lengths, ids, padding)
         return Context.of(
             ids, positions=positions, padding=real, kernel_name=kernel, types=types, prefix_lengths=prefixes
@@ -357,7 +379,8 @@ class Model:
     def _positions(self, position_ids: Any, ids: Tensor) -> Tensor:
         positions = _tensor(position_ids, "position_ids").to(ids.device)
         positions = positions[None] if positions.dim() == 1 else positions
-        if positions.is_floating_point() or tuple(positions.shape) not in {tuple(ids.shape), (1, ids.shape[1])}:
+        whole = not (positions.is_floating_point() or positions.is_complex() or str(positions.dtype) == "torch.bool")
+        if not whole or tuple(positions.shape) not in {tuple(ids.shape), (1, ids.shape[1])}:
             right = f"integers of shape {list(ids.shape)} or {[1, ids.shape[1]]} are needed"
             raise ScantlingInputError(f"position_ids are {positions.dtype} of shape {list(positions.shape)}; {right}")
         limit, low, high = position_limit(self.card), int(positions.min()), int(positions.max())
@@ -501,7 +524,7 @@ def _built(loaded: Loaded, tokenizer: Tokenizer | None, device: Any) -> Model:
     dtype: Any = str(next(net.parameters()).dtype).removeprefix("torch.")
     card = replace(loaded.card, dtype=dtype) if dtype in ("float32", "float16", "bfloat16") else loaded.card
     ends = loaded.eos_ids | (tokenizer.eos_ids if tokenizer else frozenset())
-    marks = (loaded.start_id, loaded.labels, loaded.origin)
+    marks = (loaded.start_id, loaded.labels, loaded.origin, loaded.text_rules)
     return Model(card, parts, net, tokenizer, notes, ends, *marks)
 
 

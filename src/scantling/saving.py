@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from scantling.assembly import assemble
 from scantling.checkpoint.names import bare
@@ -51,6 +53,16 @@ def save(
         tokens={
             "bos_token_id": None if tokenizer is None else tokenizer.bos_id,
             "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+            **({"decoder_start_token_id": lm.start_id} if parts.two_stacks else {}),
+            **_labels(lm.labels),
         },
+        text_rules=lm.text_rules,
     )
     return write(content, Path(folder), max_shard_bytes, dtype, overwrite, progress)
+
+
+def _labels(names: Sequence[str]) -> dict[str, Any]:
+    """What a config says of the labels of a classifier, where they have names."""
+    if not names:
+        return {}
+    return {"id2label": {str(i): n for i, n in enumerate(names)}, "label2id": {n: i for i, n in enumerate(names)}}

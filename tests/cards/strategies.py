@@ -370,7 +370,9 @@ def any_cards(draw: DrawFn) -> dict[str, Any]:
         card["head"] |= some(draw, {"bias_fixed": st.booleans()})
     card["n_layers"] = max(1, card["n_layers"])
     for side, least in (("encoder", 1 if card["position"]["kind"] == "relative" else 0), ("decoder", 1)):
-        options = {"n_layers": st.integers(least, 2), "mlp": dense(True)}
+        # The pattern's own would come before it, and one without any effect is refused.
+        free = not any("mlp" in layer for layer in card.get("pattern", []))
+        options = {"n_layers": st.integers(least, 2), **({"mlp": dense(True)} if free else {})}
         card |= some(draw, {side: st.fixed_dictionaries({}, optional=options)})
     if draw(st.booleans()):
         bias = st.lists(st.sampled_from("qkvo"), unique=True)

@@ -88,6 +88,8 @@ def check(card: Card, refuse: Refuse) -> None:
         for key in ("window", "chunk", "stride", "scale_by_layer", "qk_norm", "sinks", "clip"):
             if cross is not None and getattr(cross, key):
                 refuse(card, f"{at}.{key}", getattr(cross, key), "cross-attention reads the whole source as it is")
+    if two:
+        _overruled(card, refuse)
     if isinstance(card.position, Learned) and card.position.pad_id is not None:
         if card.family != "encoder":
             right = "it is defined for a card of family encoder: the ids that a cache holds cannot be counted again"
@@ -96,6 +98,16 @@ def check(card: Card, refuse: Refuse) -> None:
             refuse(card, "position.from_mask", True, "tokens are counted by pad_id already")
         if card.position.offset < 1:
             refuse(card, "position.offset", card.position.offset, "padding stands one row below position 0: at least 1")
+
+
+def _overruled(card: Card, refuse: Refuse) -> None:
+    """Refuse a section of a side without effect: the pattern, which both stacks follow, says it for all layers."""
+    unit = [layer for layer in card.pattern for _ in range(layer.times)]
+    for side, layers in _layers(card).items():
+        for key in ("attention", "mlp"):
+            given = getattr(getattr(card, side), key, None)
+            if given is not None and unit and all(getattr(layer, key) is not None for layer in unit[:layers]):
+                refuse(card, f"{side}.{key}", "a section", f"the pattern has {key} of its own for every layer")
 
 
 def _layers(card: Card) -> dict[str, int]:
@@ -115,8 +127,10 @@ def _relative(card: Card, position: Relative, refuse: Refuse) -> None:
     if position.max_distance <= position.buckets // 2:
         right = f"the {position.buckets // 2} first distances have a bucket each, so it must exceed them"
         refuse(card, "position.max_distance", position.max_distance, right)
-    heads = {card.attention.n_heads, *(layer.attention.n_heads for layer in card.pattern if layer.attention)}
-    if len(heads) > 1:
+    own = {layer.attention.n_heads for layer in card.pattern if layer.attention}
+    sides = [getattr(card, name).attention for name in _layers(card) if getattr(card, name) is not None]
+    stacks = [card.attention, *(section for section in sides if section is not None)]
+    if any(own - {section.n_heads} for section in stacks):
         refuse(card, "position.kind", "relative", "all layers share one table, so they have equally many heads")
 
 

@@ -451,9 +451,12 @@ class Head(Section):
 class Side(Section):
     """What differs in one of the two stacks; sections as in the card, their keys laid over the card's own.
 
+    Both stacks follow the pattern, whose sections come before those of a side.
+
     Attributes:
         n_layers: blocks of this stack.
-        cross: attention from the decoder to the encoder; default as the decoder's own, without reach and positions.
+        cross: attention from the decoder to the encoder; default the decoder's own heads, widths, biases, scale and
+            softcap.
     """
 
     n_layers: Layers | None = None

@@ -10,6 +10,7 @@ from scantling.cards import Card, read_text, to_yaml
 from scantling.checkpoint.families import FAMILIES, own
 from scantling.checkpoint.hf_config import card_of_config
 from scantling.checkpoint.origin import Origin
+from scantling.checkpoint.sentence import pooled, with_pooling
 from scantling.errors import ScantlingInputError
 
 Describes = Callable[[Card], bool]
@@ -22,10 +23,12 @@ class Choice:
 
     Attributes:
         notes: what it says differently than the one that was loaded.
+        modules: files of sentence-transformers beside it must say how a text becomes one vector.
     """
 
     config: dict[str, Any]
     notes: tuple[str, ...] = ()
+    modules: bool = False
 
     @property
     def model_type(self) -> str:
@@ -38,7 +41,7 @@ def choose(card: Card, origin: Origin | None, describes: Describes, dtype: str, 
 
     Args:
         dtype: of the weights that are saved.
-        tokens: bos_token_id and eos_token_id, for a config that is written anew.
+        tokens: bos_token_id, eos_token_id and what else a config says of ids and labels, for one that is written anew.
 
     Raises:
         ScantlingInputError: the card does not describe the model.
@@ -46,22 +49,32 @@ def choose(card: Card, origin: Origin | None, describes: Describes, dtype: str, 
     # It goes beside every config, and what is read back from it must be this model too.
     if not describes(read_text(to_yaml(card), f"card {card.name[:60]!r}")):
         raise ScantlingInputError(f"card {card.name[:60]!r} does not describe the net that is to be saved, but another")
-    if origin is not None and origin.config.get("model_type") in FAMILIES and _holds(origin.config, card, describes):
-        return _kept(origin.config, dtype)
+    if origin is not None and origin.config.get("model_type") in FAMILIES:
+        found = _read(origin.config, card)
+        if found is not None and describes(with_pooling(found, origin.folder)):
+            return _kept(origin.config, dtype)
     for config in _written(card):
-        full = {**config, "tie_word_embeddings": card.tied, "torch_dtype": dtype, "pad_token_id": None, **tokens}
-        if _holds(full, card, describes):
+        full = {"pad_token_id": None, **config, "tie_word_embeddings": card.tied, "torch_dtype": dtype, **tokens}
+        found = _read(full, card)
+        if found is not None and describes(found):
             return Choice(full, _departure(origin, str(full["model_type"])))
+        if found is not None and _pools(found, card) and describes(pooled(found, card.head)):
+            return Choice(full, _departure(origin, str(full["model_type"])), modules=True)
     config = {"model_type": own.MODEL_TYPE, "layout": own.LAYOUT, **tokens}
     return Choice(config, _departure(origin, own.MODEL_TYPE))
 
 
-def _holds(config: Mapping[str, Any], card: Card, describes: Describes) -> bool:
-    """Whether what is read from a config is the model to be saved."""
+def _read(config: Mapping[str, Any], card: Card) -> Card | None:
+    """What a config is read as; None where it is refused."""
     try:
-        return describes(card_of_config(config, card.name, "config.json"))
+        return card_of_config(config, card.name, "config.json")
     except ScantlingInputError:
-        return False
+        return None
+
+
+def _pools(found: Card, card: Card) -> bool:
+    """Whether files of sentence-transformers can say what is missing in a config."""
+    return found.family == "encoder" and card.head.kind == "embedding"
 
 
 def _written(card: Card) -> Iterator[dict[str, Any]]:

@@ -45,10 +45,14 @@ _SCALINGS: dict[type, str] = {
 }
 
 
-def rope_keys(card: Card) -> dict[str, Any] | None:
-    """The base and the scaling in the old spelling, and max_position_embeddings; None for another position."""
+def rope_keys(card: Card, interleaved: bool = False) -> dict[str, Any] | None:
+    """The base and the scaling in the old spelling, and max_position_embeddings; None for another position.
+
+    Args:
+        interleaved: whether the family turns neighbouring channels.
+    """
     position = card.position
-    if not isinstance(position, RoPE) or position.interleaved:
+    if not isinstance(position, RoPE) or position.interleaved != interleaved:
         return None
     scaling = position.scaling
     # Dynamic scaling starts where the config says that the positions end.
@@ -65,6 +69,16 @@ def _scaling(scaling: Scaling) -> dict[str, Any]:
     if keys.get("truncate") is True:
         del keys["truncate"]
     return {"rope_type": _SCALINGS[type(scaling)], **keys}
+
+
+def partial_rope_keys(card: Card) -> dict[str, Any] | None:
+    """The same with the share of each head's channels that is turned."""
+    turns, position, attention = rope_keys(card), card.position, card.attention
+    if turns is None or not isinstance(position, RoPE) or not isinstance(attention, MultiHead):
+        return None
+    assert position.d_rotary is not None
+    assert attention.d_head is not None
+    return turns | {"partial_rotary_factor": position.d_rotary / attention.d_head}
 
 
 def gated_keys(card: Card) -> dict[str, Any] | None:

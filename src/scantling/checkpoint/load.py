@@ -21,6 +21,7 @@ from scantling.checkpoint.header import TensorInfo
 from scantling.checkpoint.hf_config import beyond, end_ids, labels, read_config, start_id
 from scantling.checkpoint.names import WRAPPERS, Link, bare, foreign_shapes, heads, links, match
 from scantling.checkpoint.origin import Origin
+from scantling.checkpoint.sentence import TextRules, text_rules
 from scantling.checkpoint.sharded import read_checkpoint
 from scantling.errors import ScantlingInputError, need
 
@@ -43,6 +44,7 @@ class Loaded:
         labels: names of what a classifier tells apart, by config.json.
         restated: by our names, what the model computes itself and the file stores all the same.
         origin: the folder that they were read from; None for a GGUF file.
+        text_rules: what sentence-transformers does to a text before it is read.
     """
 
     card: Card
@@ -53,6 +55,7 @@ class Loaded:
     labels: tuple[str, ...] = ()
     restated: Mapping[str, Tensor] = field(default_factory=dict)
     origin: Origin | None = None
+    text_rules: TextRules = field(default_factory=TextRules)
 
 
 def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Loaded:
@@ -81,8 +84,7 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
     read = _reader(header.tensors)
     again = {*kind.copies, *(name.removeprefix(kind.prefix) for name in heads(rows) if card.tied)}
     copies = [name for name in extra if bare(name, kind.renamed).removeprefix(kind.prefix) in again]
-    plain = {name: bare(name, kind.renamed).removeprefix(kind.prefix) for name in copies}
-    notes += [_check_copy(read, n, names, table, str(where), plain[n] in kind.copies) for n in copies]
+    notes += [_check_copy(read, name, names, table, str(where), kind) for name in copies]
     computed = _computed(kind, card, [name for name in extra if name not in copies], str(where))
     target, mixed = _dtype([header.tensors[name] for name in names.values()], dtype)
     zeros = need("torch", "load weights").zeros
@@ -100,6 +102,7 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
         labels(config, card),
         {ours: read(name) for name, ours in computed.items()},
         Origin(read_json(config), config.parent),
+        text_rules(config.parent) if card.family == "encoder" else TextRules(),
     )
 
 
@@ -156,19 +159,14 @@ def _reader(infos: Mapping[str, TensorInfo]) -> Callable[[str], Tensor]:
 
 
 def _check_copy(
-    read: Callable[[str], Tensor],
-    copy: str,
-    names: Mapping[str, str],
-    table: list[Link],
-    where: str,
-    table_only: bool,
+    read: Callable[[str], Tensor], copy: str, names: Mapping[str, str], table: list[Link], where: str, kind: Family
 ) -> str:
-    """The note about a tensor that repeats the token table, as a head or (`table_only`) as another stack's table."""
+    """The note about a tensor that repeats the token table, as a head or as another stack's table."""
     embed = next(link.theirs[0] for link in table if link.ours == ("embed.weight",))
     torch = need("torch", "compare weights")
     if not torch.equal(read(copy), read(names[embed])):
         what, end = "ties the head to the embeddings", "; set tie_word_embeddings to false"
-        if table_only:
+        if bare(copy, kind.renamed).removeprefix(kind.prefix) in kind.copies:
             what, end = "has one table for source and target", ""
         raise ScantlingInputError(f"{where}: the config {what}, but {copy!r} and {names[embed]!r} differ{end}")
     return f"{copy!r} is stored again and equals the embeddings it is tied to"

@@ -18,6 +18,7 @@ from scantling.checkpoint.families import family, own
 from scantling.checkpoint.names import Link, bare, foreign_shapes, links
 from scantling.checkpoint.origin import Origin, carried, is_ours
 from scantling.checkpoint.safetensors_write import flush, write_safetensors
+from scantling.checkpoint.sentence import TextRules, modules
 from scantling.checkpoint.sharded import MAX_SHARDS
 from scantling.checkpoint.whole_folder import check_room, check_target, leftovers, whole_folder
 from scantling.errors import ScantlingInputError, need
@@ -44,7 +45,8 @@ class Content:
         describes: whether a card is this model's.
         origin: where the model was read from.
         tokenizer_files: text files of the tokenizer by their names, for a model whose origin has none.
-        tokens: bos_token_id and eos_token_id.
+        tokens: bos_token_id, eos_token_id and what else a config says of ids and labels.
+        text_rules: for files of sentence-transformers.
     """
 
     card: Card
@@ -54,6 +56,7 @@ class Content:
     origin: Origin | None = None
     tokenizer_files: Callable[[], Mapping[str, str]] = field(default=dict)
     tokens: Mapping[str, Any] = field(default_factory=dict)
+    text_rules: TextRules = field(default_factory=TextRules)
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,8 @@ def write(
     shapes = foreign_shapes(table, content.weights)
     shards = _shards(shapes, max_shard_bytes, DTYPE_BYTES[name])
     texts, copies, more = _companions(content)
+    if choice.modules:
+        texts |= {name: text for name, text in modules(card, content.text_rules).items() if name not in copies}
     texts |= {"config.json": json.dumps(choice.config, indent=2) + "\n", own.CARD_FILE: to_yaml(card)}
     if len(shards) > 1:
         texts["model.safetensors.index.json"] = _index(shards, shapes, DTYPE_BYTES[name])
@@ -231,6 +236,7 @@ def _write_companions(folder: Path, texts: Mapping[str, str], copies: Mapping[st
             shutil.copyfileobj(old, new)
             flush(new)
     for name, text in texts.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         with (folder / name).open("wb") as new:
             new.write(text.encode())
             flush(new)

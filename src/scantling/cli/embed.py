@@ -16,6 +16,7 @@ from scantling.errors import ScantlingInputError, need
 @click.option("--file", "source", type=click.Path(path_type=Path), help="A text per line, after those of the command.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the vectors to this .npy file, float32 (N, d).")
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True)
+@click.option("--max-length", type=click.IntRange(min=1), help="Tokens of a text that are read; default: the model's.")
 @click.option("--device", default="cpu", show_default=True)
 @show.revision_option
 @show.json_option
@@ -25,6 +26,7 @@ def command(
     source: Path | None,
     out: Path | None,
     batch_size: int,
+    max_length: int | None,
     device: str,
     revision: str | None,
     as_json: bool,
@@ -33,10 +35,10 @@ def command(
     wanted = [*texts, *(() if source is None else lines(source))]
     _check(wanted, out)
     torch = need("torch", "embed texts")
-    from scantling.generate.embed import encode, vectors
+    from scantling.generate.embed import encode_for_vectors, vectors
 
     lm = show.encoder(model, device, revision)
-    encoded = encode(lm, wanted)
+    encoded = encode_for_vectors(lm, wanted, max_length)
     for note in encoded.notes:
         click.echo(f"note: {note}", err=True)
     found = vectors(lm, encoded.rows, batch_size)

@@ -22,7 +22,7 @@ class Encoded:
     """Texts as ids.
 
     Attributes:
-        rows: the ids of each text, special tokens included, none longer than the context.
+        rows: the ids of each text, special tokens included, none longer than the limit.
         notes: which texts were cut.
     """
 
@@ -39,8 +39,37 @@ class Guess:
     probability: float
 
 
-def encode(model: Model, texts: Sequence[str]) -> Encoded:
-    """The ids of texts as an encoder reads them; what exceeds the context is cut from the end of the text.
+def encode_for_vectors(model: Model, texts: Sequence[str], max_length: int | None = None) -> Encoded:
+    """The same as sentence-transformers prepares texts: its length and its case.
+
+    Args:
+        max_length: in place of its length.
+
+    Raises:
+        ScantlingInputError: as `encode`, or a length that is no whole number, or beyond the context.
+    """
+    rules, context = model.text_rules, model.card.context
+    if isinstance(max_length, bool) or not isinstance(max_length, int | None):
+        raise ScantlingInputError(f"max_length is {max_length!r}; a whole number is needed")
+    if max_length is not None and not 1 <= max_length <= context:
+        raise ScantlingInputError(
+            f"max_length is {max_length}; at least 1 and at most the context, {context}, is needed"
+        )
+    if rules.lower and not isinstance(texts, str):
+        texts = [text.lower() if isinstance(text, str) else text for text in texts]
+    if max_length is not None:
+        return encode(model, texts, max_length, f"max_length is {max_length}")
+    if rules.max_length is not None and rules.max_length < context:
+        return encode(model, texts, rules.max_length, f"max_seq_length is {rules.max_length}")
+    return encode(model, texts)
+
+
+def encode(model: Model, texts: Sequence[str], limit: int | None = None, why: str = "") -> Encoded:
+    """The ids of texts as an encoder reads them; what exceeds the limit is cut from the end of the text.
+
+    Args:
+        limit: tokens, special ones included; default as many as the context holds.
+        why: what sets the limit, for the notes.
 
     Raises:
         ScantlingInputError: no encoder, no tokenizer, no texts, or a text without any token.
@@ -55,25 +84,27 @@ def encode(model: Model, texts: Sequence[str]) -> Encoded:
         raise ScantlingInputError("texts are a list of strings")
     if not texts:
         raise ScantlingInputError("no text is given: at least one is needed")
+    limit, why = (model.card.context, f"the context holds {model.card.context}") if limit is None else (limit, why)
     rows, cut = [], []
     for number, text in enumerate(texts, 1):
         row = model.tokenizer.encode(text)
         if not row:
             raise ScantlingInputError(f"text {number} is empty: at least one token is needed")
-        if len(row) > model.card.context:
-            cut.append(
-                f"text {number} has {len(row)} tokens and the context holds {model.card.context}; its end is cut"
-            )
-            row = _cut(row, model.tokenizer.encode(text, add_special=False), model.card.context)
+        if len(row) > limit:
+            bare = model.tokenizer.encode(text, add_special=False)
+            if len(row) - len(bare) >= limit:
+                raise ScantlingInputError(f"{why}: the special tokens around text {number} leave no room for it")
+            cut.append(f"text {number} has {len(row)} tokens and {why}; its end is cut")
+            row = _cut(row, bare, limit)
         rows.append(row)
     return Encoded(rows, tuple(cut))
 
 
-def _cut(row: list[int], bare: list[int], context: int) -> list[int]:
+def _cut(row: list[int], bare: list[int], limit: int) -> list[int]:
     """The row with as many tokens of the text as fit; the special tokens around it stay."""
     around = len(row) - len(bare)
     start = next((i for i in range(around + 1) if row[i : i + len(bare)] == bare), around)
-    return row[:start] + bare[: context - around] + row[start + len(bare) :]
+    return row[:start] + bare[: limit - around] + row[start + len(bare) :]
 
 
 def batches(model: Model, rows: Sequence[list[int]], batch_size: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
@@ -82,8 +113,8 @@ def batches(model: Model, rows: Sequence[list[int]], batch_size: int) -> Iterato
     Raises:
         ScantlingInputError: the batch size is not positive.
     """
-    if batch_size < 1:
-        raise ScantlingInputError(f"batch_size is {batch_size}; at least 1 is needed")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ScantlingInputError(f"batch_size is {batch_size!r}; a whole number of at least 1 is needed")
     pad = getattr(model.card.position, "pad_id", None) or 0
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     for start in range(0, len(order), batch_size):

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
+from scantling.cards.schema import Learned, MultiHead, Plain, Sinusoidal
 from scantling.checkpoint.config_keys import Keys
+from scantling.checkpoint.config_write import ACTIVATIONS
 from scantling.checkpoint.families.seq2seq import GENERATION, architecture
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.names import Row, Unsqueeze
@@ -105,6 +107,48 @@ def _attention(theirs: str, ours: str) -> list[Row]:
     return [*rows, Row(f"{theirs}_layer_norm", f"{ours}_out_norm")]
 
 
+def _bart_config(card: Card) -> dict[str, Any] | None:
+    shared = _shared_config(card)
+    if shared is None or not isinstance(card.position, Learned):
+        return None
+    return {"architectures": ["BartForConditionalGeneration"], **shared}
+
+
+def _marian_config(card: Card) -> dict[str, Any] | None:
+    shared = _shared_config(card)
+    if shared is None or not isinstance(card.position, Sinusoidal):
+        return None
+    return {"architectures": ["MarianMTModel"], **shared, "decoder_vocab_size": card.vocab_size}
+
+
+def _shared_config(card: Card) -> dict[str, Any] | None:
+    own, mlp, side = card.attention, card.mlp, card.decoder
+    other = own if side is None or side.attention is None else side.attention
+    wider = mlp if side is None or side.mlp is None else side.mlp
+    if not isinstance(own, MultiHead) or not isinstance(other, MultiHead):
+        return None
+    if not isinstance(mlp, Plain) or not isinstance(wider, Plain):
+        return None
+    return {
+        "is_encoder_decoder": True,
+        "vocab_size": card.vocab_size,
+        "d_model": card.d_model,
+        "encoder_layers": card.n_layers,
+        "decoder_layers": card.n_layers if side is None or side.n_layers is None else side.n_layers,
+        "encoder_attention_heads": own.n_heads,
+        "decoder_attention_heads": other.n_heads,
+        "encoder_ffn_dim": mlp.d_ff,
+        "decoder_ffn_dim": wider.d_ff,
+        "activation_function": ACTIVATIONS[mlp.act],
+        "max_position_embeddings": card.context,
+        "scale_embedding": card.embedding.scale is not None,
+        "dropout": card.dropout.residual,
+        "attention_dropout": card.dropout.attention,
+        # The original's own defaults are ids of its own vocabulary.
+        "forced_eos_token_id": None,
+    }
+
+
 IRRELEVANT = GENERATION | {
     "_num_labels",
     "add_bias_logits",
@@ -116,6 +160,7 @@ IRRELEVANT = GENERATION | {
 
 BART = Family(
     card=_bart,
+    config=_bart_config,
     rows=_rows,
     prefix="model.",
     stacks="encoder-decoder",
@@ -126,6 +171,7 @@ BART = Family(
 )
 MARIAN = Family(
     card=_marian,
+    config=_marian_config,
     rows=_rows,
     prefix="model.",
     stacks="encoder-decoder",

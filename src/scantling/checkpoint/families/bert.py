@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scantling.cards import Card
+from scantling.cards.schema import LayerNorm, Learned, MultiHead, Plain
 from scantling.checkpoint.config_keys import Keys
+from scantling.checkpoint.config_write import ACTIVATIONS
 from scantling.checkpoint.families import encoder_heads as heads
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.names import Row
@@ -114,8 +116,43 @@ def _rows(card: Card) -> Sequence[Row]:
     return (*trunk("bert"), *top)
 
 
+def common_config(card: Card, name: str) -> dict[str, Any] | None:
+    """The way back of `common`; `name` begins the names of the original's classes."""
+    attention, mlp = card.attention, card.mlp
+    if card.family != "encoder" or not isinstance(attention, MultiHead) or not isinstance(mlp, Plain):
+        return None
+    if not isinstance(card.norm, LayerNorm) or not isinstance(card.position, Learned):
+        return None
+    return {
+        **heads.written(card, name),
+        "vocab_size": card.vocab_size,
+        "hidden_size": card.d_model,
+        "num_hidden_layers": card.n_layers,
+        "num_attention_heads": attention.n_heads,
+        "intermediate_size": mlp.d_ff,
+        "hidden_act": ACTIVATIONS[mlp.act],
+        "max_position_embeddings": card.context,
+        "type_vocab_size": card.embedding.types,
+        "layer_norm_eps": card.norm.eps,
+        "hidden_dropout_prob": card.dropout.residual,
+        "attention_probs_dropout_prob": card.dropout.attention,
+    }
+
+
+def without_pooler(card: Card) -> dict[str, Any]:
+    """What says that the class without a head has no pooler either."""
+    bare = card.head.kind in ("none", "embedding") and card.head.transform is None
+    return {"add_pooling_layer": False} if bare else {}
+
+
+def _config(card: Card) -> dict[str, Any] | None:
+    common = common_config(card, "Bert")
+    return None if common is None else common | without_pooler(card)
+
+
 FAMILY = Family(
     card=_card,
+    config=_config,
     rows=_rows,
     prefix="bert.",
     # A head has one bias under two names: the table's own where the head is tied, the matrix's where it is not.

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
+from scantling.cards.schema import Gated, Latent, MoE, RMSNorm, RoPE
 from scantling.checkpoint import layer_keys
 from scantling.checkpoint.config_keys import Keys
+from scantling.checkpoint.config_write import ACTIVATIONS, layers_of, rope_keys
 from scantling.checkpoint.families.llama import gated
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.names import Row, Stack
@@ -136,10 +138,67 @@ def _rows(card: Card) -> Sequence[Row]:
     )
 
 
+def _v2_config(card: Card) -> dict[str, Any] | None:
+    common, mlp = _common_config(card, interleaved=True), card.mlp
+    if common is None or not isinstance(mlp, MoE):
+        return None
+    method = {"topk_method": "greedy"} if mlp.groups == 1 else {"topk_method": "group_limited_greedy", **_groups(mlp)}
+    return {"architectures": ["DeepseekV2ForCausalLM"], **common, "scoring_func": "softmax", **method}
+
+
+def _v3_config(card: Card) -> dict[str, Any] | None:
+    interleaved = isinstance(card.position, RoPE) and card.position.interleaved
+    common, mlp = _common_config(card, interleaved), card.mlp
+    if common is None or not isinstance(mlp, MoE):
+        return None
+    own = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 0}
+    turns = {"rope_interleave": interleaved}
+    return {"architectures": ["DeepseekV3ForCausalLM"], **common, **own, **_groups(mlp), **turns}
+
+
+def _groups(mlp: MoE) -> dict[str, Any]:
+    return {"n_group": mlp.groups, "topk_group": mlp.top_groups}
+
+
+def _common_config(card: Card, interleaved: bool) -> dict[str, Any] | None:
+    attention, mlp, turns = card.attention, card.mlp, rope_keys(card, interleaved)
+    if turns is None or not isinstance(attention, Latent) or not isinstance(mlp, MoE):
+        return None
+    dense = [layer.mlp for layer in layers_of(card) if isinstance(layer.mlp, Gated)]
+    if not isinstance(card.norm, RMSNorm) or mlp.expert.d_ff is None:
+        return None
+    shared = 0 if mlp.shared is None or mlp.shared.d_ff is None else mlp.shared.d_ff // mlp.expert.d_ff
+    return {
+        "vocab_size": card.vocab_size,
+        "hidden_size": card.d_model,
+        "num_hidden_layers": card.n_layers,
+        "num_attention_heads": attention.n_heads,
+        "num_key_value_heads": attention.n_heads,
+        "kv_lora_rank": attention.kv_rank,
+        "q_lora_rank": attention.q_rank,
+        "qk_nope_head_dim": attention.d_nope,
+        "qk_rope_head_dim": attention.d_rope,
+        "v_head_dim": attention.d_value,
+        "hidden_act": ACTIVATIONS[mlp.expert.act],
+        "intermediate_size": dense[0].d_ff if dense else mlp.expert.d_ff,
+        "first_k_dense_replace": len(dense),
+        "n_routed_experts": mlp.n_experts,
+        "num_experts_per_tok": mlp.top_k,
+        "n_shared_experts": shared or None,
+        "moe_intermediate_size": mlp.expert.d_ff,
+        "norm_topk_prob": mlp.normalize,
+        "routed_scaling_factor": mlp.scale,
+        "rms_norm_eps": card.norm.eps,
+        "attention_dropout": card.dropout.attention,
+        **turns,
+    }
+
+
 _TRAINING = frozenset({"aux_loss_alpha", "seq_aux", "output_router_logits", "router_aux_loss_coef", "ep_size"})
 
 V2 = Family(
     card=_v2,
+    config=_v2_config,
     rows=_rows,
     prefix="model.",
     irrelevant=_TRAINING | {"n_group", "topk_group"},
@@ -147,6 +206,7 @@ V2 = Family(
 )
 V3 = Family(
     card=_v3,
+    config=_v3_config,
     rows=_rows,
     prefix="model.",
     irrelevant=_TRAINING,

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
+from scantling.cards.schema import Learned, MultiHead, Plain
 from scantling.checkpoint.config_keys import Keys
+from scantling.checkpoint.config_write import ACTIVATIONS
 from scantling.checkpoint.families import encoder_heads as heads
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.names import Row
@@ -80,8 +82,27 @@ def _rows(card: Card) -> Sequence[Row]:
     )
 
 
+def _config(card: Card) -> dict[str, Any] | None:
+    attention, mlp = card.attention, card.mlp
+    if not isinstance(attention, MultiHead) or not isinstance(mlp, Plain) or not isinstance(card.position, Learned):
+        return None
+    return {
+        **heads.written(card, "DistilBert"),
+        "vocab_size": card.vocab_size,
+        "dim": card.d_model,
+        "n_layers": card.n_layers,
+        "n_heads": attention.n_heads,
+        "hidden_dim": mlp.d_ff,
+        "activation": ACTIVATIONS[mlp.act],
+        "max_position_embeddings": card.context,
+        "dropout": card.dropout.residual,
+        "attention_dropout": card.dropout.attention,
+    }
+
+
 FAMILY = Family(
     card=_card,
+    config=_config,
     rows=_rows,
     prefix="distilbert.",
     ignored=(r"embeddings\.position_ids",),

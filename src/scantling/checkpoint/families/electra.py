@@ -65,8 +65,14 @@ def _rows(card: Card) -> Sequence[Row]:
     return (*bert.trunk("electra"), Row("electra.embeddings_project", "encoder.widen"), *top)
 
 
+def _config(card: Card) -> dict[str, Any] | None:
+    common = bert.common_config(card, "Electra")
+    return None if common is None else common | {"embedding_size": card.embedding.width or card.d_model}
+
+
 FAMILY = Family(
     card=_card,
+    config=_config,
     rows=_rows,
     prefix="electra.",
     ignored=(r"embeddings\.position_ids",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from scantling.cards import Card
 from scantling.checkpoint.config_keys import Keys, near
 from scantling.checkpoint.header import shown
 from scantling.errors import ScantlingInputError
@@ -69,3 +70,24 @@ def labelled(keys: Keys) -> dict[str, Any]:
     keys.only("problem_type", "single_label_classification", "multi_label_classification")
     many = keys.raw("problem_type") == "multi_label_classification"
     return {"n_labels": count, "scores": "sigmoid" if many or count == 1 else "softmax"}
+
+
+def written(card: Card, name: str) -> dict[str, Any]:
+    """The way back: the class that the card's head makes, and its labels.
+
+    Args:
+        name: of the classes, before ``For...`` and ``Model``.
+    """
+    ends = {"lm": "ForMaskedLM", "replaced": "ForPreTraining", "sequence": "ForSequenceClassification"}
+    end = {**ends, "tokens": "ForTokenClassification"}.get(card.head.kind, "Model")
+    found: dict[str, Any] = {"architectures": [f"{name}{end}"]}
+    if card.head.n_labels is None:
+        return found
+    labels = [f"LABEL_{i}" for i in range(card.head.n_labels)]
+    many = card.head.scores == "sigmoid" and len(labels) > 1
+    return {
+        **found,
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
+        "problem_type": "multi_label_classification" if many else None,
+    }

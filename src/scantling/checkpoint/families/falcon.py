@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
+from scantling.cards.schema import ALiBi, LayerNorm, MultiHead, Plain, RoPE
 from scantling.checkpoint.config_keys import Keys
+from scantling.checkpoint.config_write import ACTIVATIONS, rope_keys
 from scantling.checkpoint.families.fused import by_head
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.names import Row
@@ -89,8 +91,50 @@ def _rows(card: Card) -> Sequence[Row]:
     )
 
 
+def _config(card: Card) -> dict[str, Any] | None:
+    attention, mlp = card.attention, card.mlp
+    alibi = {"max_position_embeddings": card.context} if isinstance(card.position, ALiBi) else None
+    turns = alibi or rope_keys(card)
+    if turns is None or not isinstance(attention, MultiHead) or not isinstance(mlp, Plain):
+        return None
+    if not isinstance(card.norm, LayerNorm):
+        return None
+    if isinstance(card.position, RoPE) and card.position.d_rotary != attention.d_head:
+        return None
+    return {
+        "architectures": ["FalconForCausalLM"],
+        "vocab_size": card.vocab_size,
+        "hidden_size": card.d_model,
+        "num_hidden_layers": card.n_layers,
+        "num_attention_heads": attention.n_heads,
+        "num_kv_heads": attention.n_kv_heads,
+        "multi_query": attention.n_kv_heads == 1,
+        **_blocks(card, attention),
+        "alibi": alibi is not None,
+        "bias": mlp.bias,
+        "ffn_hidden_size": mlp.d_ff,
+        "activation": ACTIVATIONS[mlp.act],
+        "layer_norm_epsilon": card.norm.eps,
+        "attention_dropout": card.dropout.attention,
+        "hidden_dropout": card.dropout.residual,
+        **turns,
+    }
+
+
+def _blocks(card: Card, attention: MultiHead) -> dict[str, Any]:
+    """How the sublayers of a block lie, which the newer architecture alone can say of any number of KV heads."""
+    shared, old = card.residual.shared_norm, attention.n_kv_heads in (1, attention.n_heads)
+    new = card.residual.parallel and not (shared and old)
+    found: dict[str, Any] = {"parallel_attn": card.residual.parallel, "new_decoder_architecture": new}
+    if new:
+        return found | {"num_ln_in_parallel_attn": 1 if shared else 2}
+    # Here the number of KV heads follows from multi_query.
+    return found | {"num_kv_heads": attention.n_heads}
+
+
 FAMILY = Family(
     card=_card,
+    config=_config,
     rows=_rows,
     prefix="transformer.",
     ignored=(r"h\.\d+\.self_attention\.(maybe_)?rotary(_emb)?\.inv_freq",),

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
-from scantling.cards.schema import MultiHead
+from scantling.cards.schema import MultiHead, RoPE
 from scantling.checkpoint.config_keys import Keys
-from scantling.checkpoint.config_write import gated_keys, has_all_biases, llama_keys, window_keys
+from scantling.checkpoint.config_write import gated_keys, has_all_biases, layers_of, llama_keys, window_keys
 from scantling.checkpoint.families import llama
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.layer_keys import FULL, SLIDING, n_layers, pattern, window, windows
@@ -162,6 +162,15 @@ def _gemma2_config(card: Card) -> dict[str, Any] | None:
     }
 
 
+def _gemma3_config(card: Card) -> dict[str, Any] | None:
+    second = _gemma2_config(card)
+    if second is None or not isinstance(card.position, RoPE):
+        return None
+    near = next((layer.position for layer in layers_of(card) if isinstance(layer.position, RoPE)), card.position)
+    own = {"architectures": ["Gemma3ForCausalLM"], "rope_local_base_freq": near.theta}
+    return {key: value for key, value in second.items() if key != "attn_logit_softcapping"} | own
+
+
 GEMMA = Family(card=_gemma, rows=llama.rows, prefix="model.", ignored=llama.OLD_BUFFERS, config=_gemma_config)
 GEMMA2 = Family(
     card=_gemma2,
@@ -170,4 +179,10 @@ GEMMA2 = Family(
     irrelevant=frozenset({"cache_implementation"}),
     config=_gemma2_config,
 )
-GEMMA3_TEXT = Family(card=_gemma3, rows=_sandwich_rows, prefix="model.", irrelevant=frozenset({"cache_implementation"}))
+GEMMA3_TEXT = Family(
+    card=_gemma3,
+    rows=_sandwich_rows,
+    prefix="model.",
+    irrelevant=frozenset({"cache_implementation"}),
+    config=_gemma3_config,
+)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
+from scantling.cards.schema import Gated, MoE, RoPE
 from scantling.checkpoint.config_keys import Keys
+from scantling.checkpoint.config_write import has_all_biases, llama_keys, window_keys
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.layer_keys import FULL, SLIDING, n_layers, pattern, window, windows
 from scantling.checkpoint.names import Alternate, Row, TransposeEach
@@ -94,8 +96,31 @@ def _rows(card: Card) -> Sequence[Row]:
     )
 
 
+def _config(card: Card) -> dict[str, Any] | None:
+    common, mlp = llama_keys(card), card.mlp
+    if common is None or not isinstance(mlp, MoE) or not isinstance(mlp.expert, Gated) or mlp.expert.clamp is None:
+        return None
+    # Silence about a scaling means the published one.
+    scaled = isinstance(card.position, RoPE) and card.position.scaling is not None
+    plain = {} if scaled else {"rope_parameters": {"rope_type": "default", "rope_theta": common["rope_theta"]}}
+    return {
+        "architectures": ["GptOssForCausalLM"],
+        **common,
+        **plain,
+        "hidden_act": "silu",
+        "attention_bias": has_all_biases(card),
+        "intermediate_size": mlp.expert.d_ff,
+        "num_local_experts": mlp.n_experts,
+        "num_experts_per_tok": mlp.top_k,
+        "swiglu_limit": mlp.expert.clamp.limit,
+        "swiglu_alpha": mlp.expert.clamp.alpha,
+        **window_keys(card),
+    }
+
+
 FAMILY = Family(
     card=_card,
+    config=_config,
     rows=_rows,
     prefix="model.",
     irrelevant=frozenset({"initial_context_length", "output_router_logits", "router_aux_loss_coef"}),

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
+from scantling.cards.schema import Gated, LayerNorm, MultiHead, RoPE
 from scantling.checkpoint.config_keys import Keys
+from scantling.checkpoint.config_write import ACTIVATIONS, has_all_biases, layers_of, window_keys
 from scantling.checkpoint.families import encoder_heads as heads
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.header import shown
@@ -108,8 +110,48 @@ def _rows(card: Card) -> Sequence[Row]:
     )
 
 
+def _config(card: Card) -> dict[str, Any] | None:
+    attention, mlp, norm, far = card.attention, card.mlp, card.norm, card.position
+    if not isinstance(attention, MultiHead) or not isinstance(mlp, Gated) or not isinstance(norm, LayerNorm):
+        return None
+    if not isinstance(far, RoPE) or far.scaling is not None:
+        return None
+    near = next((layer.position for layer in layers_of(card) if isinstance(layer.position, RoPE)), far)
+    windows, transform = window_keys(card), card.head.transform
+    full = [i for i, kind in enumerate(windows["layer_types"]) if kind == FULL]
+    return {
+        **heads.written(card, "ModernBert"),
+        "vocab_size": card.vocab_size,
+        "hidden_size": card.d_model,
+        "num_hidden_layers": card.n_layers,
+        "num_attention_heads": attention.n_heads,
+        "intermediate_size": mlp.d_ff,
+        "hidden_activation": ACTIVATIONS[mlp.act],
+        "max_position_embeddings": card.context,
+        "norm_eps": norm.eps,
+        "norm_bias": norm.bias,
+        "attention_bias": has_all_biases(card),
+        "mlp_bias": mlp.bias,
+        "global_rope_theta": far.theta,
+        "local_rope_theta": near.theta,
+        "local_attention": 2 * ((windows["sliding_window"] or 65) - 1),
+        # Older readers know the period only.
+        "global_attn_every_n_layers": full[1] if len(full) > 1 else max(card.n_layers, 1),
+        "layer_types": windows["layer_types"],
+        "embedding_dropout": card.dropout.embedding,
+        "decoder_bias": card.head.bias,
+        "classifier_pooling": "mean" if card.head.pool == "mean" else "cls",
+        **(
+            {"classifier_activation": ACTIVATIONS[transform.act], "classifier_bias": transform.bias}
+            if transform
+            else {}
+        ),
+    }
+
+
 FAMILY = Family(
     card=_card,
+    config=_config,
     rows=_rows,
     prefix="model.",
     vocabulary_head=(r"head\.(dense|norm)\..+", r"decoder\.(weight|bias)"),

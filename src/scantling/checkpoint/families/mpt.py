@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scantling.cards import Card
+from scantling.cards.schema import ALiBi, LayerNorm, MultiHead
 from scantling.checkpoint.config_keys import Keys
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.header import shown
@@ -122,8 +123,36 @@ _OF_ANY_CONFIG = frozenset(
     }
 )
 
+
+def _config(card: Card) -> dict[str, Any] | None:
+    attention, norm = card.attention, card.norm
+    if not isinstance(attention, MultiHead) or not isinstance(norm, LayerNorm) or not isinstance(card.position, ALiBi):
+        return None
+    return {
+        "architectures": ["MptForCausalLM"],
+        "vocab_size": card.vocab_size,
+        "d_model": card.d_model,
+        "n_layers": card.n_layers,
+        "n_heads": attention.n_heads,
+        "expansion_ratio": 4,
+        "max_seq_len": card.context,
+        "layer_norm_epsilon": norm.eps,
+        "no_bias": True,
+        "emb_pdrop": card.dropout.embedding,
+        "resid_pdrop": card.dropout.residual,
+        "attn_config": {
+            "alibi": True,
+            # transformers takes a whole number here and refuses 0.0.
+            "attn_pdrop": card.dropout.attention or 0,
+            "clip_qkv": attention.clip,
+            "softmax_scale": attention.scale,
+        },
+    }
+
+
 FAMILY = Family(
     card=_card,
+    config=_config,
     rows=_rows,
     prefix="transformer.",
     irrelevant=frozenset(

@@ -26,7 +26,7 @@ def check(keys: Keys) -> None:
         ScantlingInputError: the layout is newer, or a key is unknown.
     """
     keys.only("layout", LAYOUT)
-    keys.finish(frozenset())
+    keys.finish(frozenset({"decoder_start_token_id"}))
 
 
 FAMILY = Family(card=_card, rows=lambda card: (Row("*", "*"),), prefix="")

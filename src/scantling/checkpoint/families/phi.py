@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
+from scantling.cards.schema import LayerNorm, MultiHead, Plain
 from scantling.checkpoint.config_keys import Keys
+from scantling.checkpoint.config_write import ACTIVATIONS, partial_rope_keys
 from scantling.checkpoint.families import llama
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.names import Row
@@ -68,4 +70,36 @@ def _rows(card: Card) -> Sequence[Row]:
     )
 
 
-FAMILY = Family(card=_card, rows=_rows, prefix="model.", ignored=llama.OLD_BUFFERS, tied_by_default=False)
+def _config(card: Card) -> dict[str, Any] | None:
+    attention, mlp, turns = card.attention, card.mlp, partial_rope_keys(card)
+    if turns is None or not isinstance(attention, MultiHead) or not isinstance(mlp, Plain):
+        return None
+    if not isinstance(card.norm, LayerNorm):
+        return None
+    return {
+        "architectures": ["PhiForCausalLM"],
+        "vocab_size": card.vocab_size,
+        "hidden_size": card.d_model,
+        "num_hidden_layers": card.n_layers,
+        "num_attention_heads": attention.n_heads,
+        "num_key_value_heads": attention.n_kv_heads,
+        "head_dim": attention.d_head,
+        "intermediate_size": mlp.d_ff,
+        "hidden_act": "gelu_new" if mlp.act == "gelu_tanh" else ACTIVATIONS[mlp.act],
+        "layer_norm_eps": card.norm.eps,
+        "qk_layernorm": attention.qk_norm is not None,
+        "embd_pdrop": card.dropout.embedding,
+        "attention_dropout": card.dropout.attention,
+        "resid_pdrop": card.dropout.residual,
+        **turns,
+    }
+
+
+FAMILY = Family(
+    card=_card,
+    config=_config,
+    rows=_rows,
+    prefix="model.",
+    ignored=llama.OLD_BUFFERS,
+    tied_by_default=False,
+)

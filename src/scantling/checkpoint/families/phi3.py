@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
+from scantling.cards.schema import LongRopeScaling, MultiHead, RMSNorm, RoPE
 from scantling.checkpoint.config_keys import Keys
+from scantling.checkpoint.config_write import gated_keys, partial_rope_keys
 from scantling.checkpoint.families import llama
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.names import Row, Split
@@ -46,4 +48,27 @@ def _rows(card: Card) -> Sequence[Row]:
     )
 
 
-FAMILY = Family(card=_card, rows=_rows, prefix="model.", tied_by_default=False)
+def _config(card: Card) -> dict[str, Any] | None:
+    attention, mlp, turns, position = card.attention, gated_keys(card), partial_rope_keys(card), card.position
+    if turns is None or mlp is None or not isinstance(attention, MultiHead) or not isinstance(card.norm, RMSNorm):
+        return None
+    if isinstance(position, RoPE) and isinstance(position.scaling, LongRopeScaling):
+        turns |= {"original_max_position_embeddings": position.scaling.trained_length}
+    return {
+        "architectures": ["Phi3ForCausalLM"],
+        "vocab_size": card.vocab_size,
+        "hidden_size": card.d_model,
+        "num_hidden_layers": card.n_layers,
+        "num_attention_heads": attention.n_heads,
+        "num_key_value_heads": attention.n_kv_heads,
+        "head_dim": attention.d_head,
+        "rms_norm_eps": card.norm.eps,
+        "sliding_window": attention.window,
+        "attention_dropout": card.dropout.attention,
+        "resid_pdrop": card.dropout.residual,
+        **mlp,
+        **turns,
+    }
+
+
+FAMILY = Family(card=_card, config=_config, rows=_rows, prefix="model.", tied_by_default=False)

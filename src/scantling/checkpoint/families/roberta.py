@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
+from scantling.cards.schema import Learned
 from scantling.checkpoint.config_keys import Keys
 from scantling.checkpoint.families import bert
 from scantling.checkpoint.families import encoder_heads as heads
@@ -54,8 +55,17 @@ def _rows(card: Card) -> Sequence[Row]:
     return (*bert.trunk("roberta"), *top)
 
 
+def _config(card: Card) -> dict[str, Any] | None:
+    common, position = bert.common_config(card, "Roberta"), card.position
+    if common is None or not isinstance(position, Learned) or position.pad_id is None:
+        return None
+    counted = {"max_position_embeddings": card.context + position.offset, "pad_token_id": position.pad_id}
+    return common | bert.without_pooler(card) | counted
+
+
 FAMILY = Family(
     card=_card,
+    config=_config,
     rows=_rows,
     prefix="roberta.",
     ignored=(r"embeddings\.position_ids", r"pooler\.dense\..+", r"lm_head\.(decoder\.)?bias"),

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
+from scantling.cards.schema import LayerNorm, MultiHead
 from scantling.checkpoint.config_keys import Keys
+from scantling.checkpoint.config_write import gated_keys, partial_rope_keys
 from scantling.checkpoint.families import llama
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.names import Row, Stack
@@ -50,4 +52,32 @@ def _rows(card: Card) -> Sequence[Row]:
     return (*llama.rows(card), *norms)
 
 
-FAMILY = Family(card=_card, rows=_rows, prefix="model.", ignored=llama.OLD_BUFFERS, tied_by_default=False)
+def _config(card: Card) -> dict[str, Any] | None:
+    attention, mlp, turns = card.attention, gated_keys(card), partial_rope_keys(card)
+    if turns is None or mlp is None or not isinstance(attention, MultiHead) or not isinstance(card.norm, LayerNorm):
+        return None
+    return {
+        "architectures": ["StableLmForCausalLM"],
+        "vocab_size": card.vocab_size,
+        "hidden_size": card.d_model,
+        "num_hidden_layers": card.n_layers,
+        "num_attention_heads": attention.n_heads,
+        "num_key_value_heads": attention.n_kv_heads,
+        "layer_norm_eps": card.norm.eps,
+        "use_qkv_bias": bool(attention.bias),
+        "qk_layernorm": attention.qk_norm is not None,
+        "use_parallel_residual": card.residual.parallel,
+        "attention_dropout": card.dropout.attention,
+        **mlp,
+        **turns,
+    }
+
+
+FAMILY = Family(
+    card=_card,
+    config=_config,
+    rows=_rows,
+    prefix="model.",
+    ignored=llama.OLD_BUFFERS,
+    tied_by_default=False,
+)

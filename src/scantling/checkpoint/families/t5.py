@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
-from scantling.cards.schema import Gated
+from scantling.cards.schema import Gated, MoE, MultiHead, Relative
 from scantling.checkpoint.config_keys import ACTIVATIONS, Keys, near
+from scantling.checkpoint.config_write import ACTIVATIONS as WRITTEN
 from scantling.checkpoint.families.seq2seq import GENERATION, architecture
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.header import shown
@@ -103,8 +104,34 @@ def _rows(card: Card) -> Sequence[Row]:
     return rows
 
 
+def _config(card: Card) -> dict[str, Any] | None:
+    attention, position, mlp, decoder = card.attention, card.position, card.mlp, card.decoder
+    if not isinstance(attention, MultiHead) or not isinstance(position, Relative) or isinstance(mlp, MoE):
+        return None
+    act = "gelu_new" if mlp.act == "gelu_tanh" else WRITTEN[mlp.act]
+    gated = "gated-gelu" if act == "gelu_new" else f"gated-{act}"
+    return {
+        "architectures": ["T5ForConditionalGeneration"],
+        "is_encoder_decoder": True,
+        "vocab_size": card.vocab_size,
+        "d_model": card.d_model,
+        "num_layers": card.n_layers,
+        "num_decoder_layers": card.n_layers if decoder is None or decoder.n_layers is None else decoder.n_layers,
+        "num_heads": attention.n_heads,
+        "d_kv": attention.d_head,
+        "d_ff": mlp.d_ff,
+        "feed_forward_proj": gated if isinstance(mlp, Gated) else act,
+        "relative_attention_num_buckets": position.buckets,
+        "relative_attention_max_distance": position.max_distance,
+        "layer_norm_epsilon": card.norm.eps,
+        "n_positions": card.context,
+        "dropout_rate": card.dropout.residual,
+    }
+
+
 FAMILY = Family(
     card=_card,
+    config=_config,
     rows=_rows,
     prefix="",
     stacks="encoder-decoder",
