@@ -28,9 +28,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": BASE,
     "checkpoint": BASE | {"cards"},
     "study": BASE | {"cards", "parts", "assembly", "numbers", "tensor"},
-    "model": BASE | {"cards", "parts", "assembly", "checkpoint", "text", "tensor", "generate"},
+    "inputs": BASE | {"cards"},
+    "model": BASE | {"inputs", "cards", "parts", "assembly", "checkpoint", "text", "tensor", "generate"},
     "saving": BASE | {"assembly", "checkpoint", "model"},
-    "generate": BASE | {"cards", "parts", "tensor", "model", "text"},
+    "generate": BASE | {"inputs", "cards", "parts", "tensor", "model", "text"},
     "cli": BASE
     | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "saving", "generate"},
     "__init__": BASE | {"cards", "parts", "assembly", "model", "saving"},

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from scantling import inputs
 from scantling.assembly import assemble
 from scantling.cards import Card
 from scantling.cards import card as read_card
-from scantling.cards.rules import position_limit, positions_text
 from scantling.checkpoint.find import Found, card_of, default_model, find
 from scantling.checkpoint.gguf import read_gguf
 from scantling.checkpoint.load import Loaded, load_gguf, load_safetensors
@@ -65,19 +65,7 @@ class Model:
         Raises:
             ScantlingInputError: empty, ragged, not integers, or out of the vocabulary.
         """
-        torch = need("torch", "run the model")
-        tensor = _tensor(ids, "token ids")
-        tensor = tensor[None] if tensor.dim() == 1 else tensor
-        if tensor.dim() != 2 or tensor.numel() == 0:
-            raise ScantlingInputError(
-                f"token ids have shape {list(tensor.shape)}; at least one row of one token is needed"
-            )
-        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-            raise ScantlingInputError(f"token ids are {tensor.dtype}; integers are needed")
-        low, high, rows = int(tensor.min()), int(tensor.max()), self.card.vocab_size
-        if low < 0 or high >= rows:
-            raise ScantlingInputError(f"token id {low if low < 0 else high} is outside the vocabulary of {rows}")
-        return tensor.to(self.device, torch.int64)
+        return inputs.token_ids(ids, self.card.vocab_size).to(self.device)
 
     @property
     def device(self) -> Any:
@@ -151,8 +139,8 @@ class Model:
         return target, context, ids
 
     def _source_padding(self, ids: Tensor, attention_mask: Any) -> Tensor | None:
-        self._fits(ids)
-        padding = None if attention_mask is None else padding_of(attention_mask, ids)
+        inputs.check_length(ids, self.card)
+        padding = None if attention_mask is None else inputs.padding(attention_mask, ids)
         return None if padding is None or bool(padding.all()) else padding
 
     def hidden(
@@ -208,7 +196,7 @@ class Model:
             raise ScantlingInputError(f"label_smoothing is {label_smoothing!r}; a number from 0 to 1 is needed")
         if not 0 <= label_smoothing <= 1:
             raise ScantlingInputError(f"label_smoothing is {label_smoothing}; a number from 0 to 1 is needed")
-        wanted = _tensor(labels, "labels")
+        wanted = inputs.tensor(labels, "labels")
         wanted = wanted[None] if wanted.dim() == 1 else wanted
         if wanted.dim() != 2 or wanted.numel() == 0:
             raise ScantlingInputError(f"labels have shape {list(wanted.shape)}; rows of at least one label are needed")
@@ -322,98 +310,28 @@ class Model:
         need("torch", "run the model")
         from scantling.tensor.context import Context
 
-        padding = None if attention_mask is None else padding_of(attention_mask, ids)
-        positions = None if position_ids is None else self._positions(position_ids, ids)
+        padding = None if attention_mask is None else inputs.padding(attention_mask, ids)
+        positions = None if position_ids is None else inputs.positions(position_ids, ids, self.card)
         if positions is None:
-            self._fits(ids)
-        types = None if token_type_ids is None else self._types(token_type_ids, ids)
+            inputs.check_length(ids, self.card)
+        types = None if token_type_ids is None else inputs.types(token_type_ids, ids, self.card)
         real = None if padding is None or bool(padding.all()) else padding
         if real is not None and getattr(self.parts.head, "pool", None) and not bool(real.any(-1).all()):
             raise ScantlingInputError("a row is padding only: the head pools over at least one real token")
-        prefixes = None if prefix_lengths is None else self._prefixes(prefix_lengths, ids, padding)
+        if prefix_lengths is not None and not self.reads_prefix:
+            raise ScantlingInputError(
+                f"prefix_lengths are given and no layer of {self.card.name!r} reads a prefix: its card needs "
+                "attention.prefix"
+            )
+        prefixes = None if prefix_lengths is None else inputs.prefixes(prefix_lengths, ids, padding)
         return Context.of(
             ids, positions=positions, padding=real, kernel_name=kernel, types=types, prefix_lengths=prefixes
         )
-
-    def _fits(self, ids: Tensor) -> None:
-        limit = position_limit(self.card)
-        if limit is not None and ids.shape[1] > limit:
-            raise ScantlingInputError(f"{ids.shape[1]} tokens and the model has {positions_text(self.card)}")
-
-    def _types(self, token_type_ids: Any, ids: Tensor) -> Tensor:
-        types, known = _tensor(token_type_ids, "token_type_ids").to(ids.device), self.card.embedding.types
-        types = types[None] if types.dim() == 1 else types
-        if known is None:
-            raise ScantlingInputError("token_type_ids are given and the model has no kinds of tokens")
-        if types.is_floating_point() or types.shape != ids.shape:
-            raise ScantlingInputError(f"token_type_ids have shape {list(types.shape)}; that of the ids is needed")
-        if int(types.min()) < 0 or int(types.max()) >= known:
-            raise ScantlingInputError(f"token_type_ids reach {int(types.max())}; the model has kinds 0 to {known - 1}")
-        return types.long()
 
     @property
     def reads_prefix(self) -> bool:
         """Whether a layer reads the prefix of a row both ways."""
         return any(part.visibility.prefix for _, part, _ in self.parts.walk() if hasattr(part, "visibility"))
-
-    def _prefixes(self, prefix_lengths: Any, ids: Tensor, padding: Tensor | None) -> Tensor:
-        lengths = _tensor(prefix_lengths, "prefix_lengths").to(ids.device)
-        if not self.reads_prefix:
-            raise ScantlingInputError(
-                f"prefix_lengths are given and no layer of {self.card.name!r} reads a prefix: its card needs "
-                "attention.prefix"
-            )
-        if lengths.is_floating_point() or tuple(lengths.shape) != (ids.shape[0],):
-            raise ScantlingInputError(
-                f"prefix_lengths are {lengths.dtype} of shape {list(lengths.shape)}; an integer for each of "
-                f"{ids.shape[0]} rows is needed"
-            )
-        real = lengths.new_full(lengths.shape, ids.shape[1]) if padding is None else padding.sum(-1)
-        if bool(((lengths < 0) | (lengths > real)).any()):
-            raise ScantlingInputError(
-                f"prefix_lengths are {lengths.tolist()}; the rows have {real.tolist()} tokens, and a prefix at least 0 "
-                "and at most all of them"
-            )
-        return lengths
-
-    def _positions(self, position_ids: Any, ids: Tensor) -> Tensor:
-        positions = _tensor(position_ids, "position_ids").to(ids.device)
-        positions = positions[None] if positions.dim() == 1 else positions
-        whole = not (positions.is_floating_point() or positions.is_complex() or str(positions.dtype) == "torch.bool")
-        if not whole or tuple(positions.shape) not in {tuple(ids.shape), (1, ids.shape[1])}:
-            right = f"integers of shape {list(ids.shape)} or {[1, ids.shape[1]]} are needed"
-            raise ScantlingInputError(f"position_ids are {positions.dtype} of shape {list(positions.shape)}; {right}")
-        limit, low, high = position_limit(self.card), int(positions.min()), int(positions.max())
-        if low < 0 or (limit is not None and high >= limit):
-            end = "" if limit is None else f" and below the {positions_text(self.card)}"
-            raise ScantlingInputError(f"position id {low if low < 0 else high}: ids are at least 0{end}")
-        return positions
-
-
-def padding_of(attention_mask: Any, ids: Tensor) -> Tensor:
-    """The mask as (B, T) bool beside ids (B, T).
-
-    Raises:
-        ScantlingInputError: another shape, or values other than 0 and 1.
-    """
-    mask = _tensor(attention_mask, "attention_mask").to(ids.device)
-    mask = mask[None] if mask.dim() == 1 else mask
-    if mask.shape != ids.shape:
-        raise ScantlingInputError(f"attention_mask has shape {list(mask.shape)} and ids {list(ids.shape)}")
-    if bool(((mask != 0) & (mask != 1)).any()):
-        raise ScantlingInputError("attention_mask has values other than 0 (padding) and 1 (a real token)")
-    return mask.bool()
-
-
-def _tensor(values: Any, what: str) -> Tensor:
-    """A tensor of numbers; unsigned and foreign integers become int64."""
-    torch = need("torch", "run the model")
-    if getattr(getattr(values, "dtype", None), "kind", "") == "u":
-        values = values.astype("int64")
-    try:
-        return torch.as_tensor(values)  # type: ignore[no-any-return]
-    except (ValueError, TypeError, RuntimeError, OverflowError):
-        raise ScantlingInputError(f"{what} are a list of integers, or equally long lists of them") from None
 
 
 def load(

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from scantling import inputs
 from scantling.cards.rules import position_limit, positions_text
 from scantling.errors import ScantlingInputError
 from scantling.generate.sample import Sampling, choose
 from scantling.generate.stops import StopFilter
-from scantling.model import padding_of
 from scantling.parts.part import Workload
 from scantling.tensor.cache import Cache
 from scantling.tensor.context import Context
@@ -277,7 +277,7 @@ def continue_ids(
     Of an encoder-decoder the rows are the targets, (B, 1 + new) with what they begin with, and prompts may be padded
     anywhere.
     """
-    mask = None if attention_mask is None else padding_of(attention_mask, ids)
+    mask = None if attention_mask is None else inputs.padding(attention_mask, ids)
     two_stacks = model.parts.two_stacks
     if mask is not None and not bool(mask.any(-1).all()):
         raise ScantlingInputError("a row is padding only: at least one real token is needed")
