@@ -18,7 +18,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tests.cards.strategies import legal_cards
+from tests.cards.strategies import any_cards, legal_cards
 from tests.conftest import DATA, GOLDEN
 
 import scantling as sc
@@ -291,6 +291,28 @@ def test_any_legal_card_is_saved_and_loaded_bit_for_bit(
     if saved.model_type == "scantling":
         assert again.card == lm.card
         assert set(tensors_of(folder)) == set(lm.parts.named_weights)
+
+
+@settings(deadline=None, max_examples=10, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(data=any_cards().filter(lambda data: data["family"] != "decoder"))
+def test_any_card_with_an_encoder_is_saved_and_loaded_bit_for_bit(
+    data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Tables of waves are computed again and not stored; shifts that are never trained are stored with the weights."""
+    lm = sc.new(from_dict(data, "drawn"), seed=3)
+    with torch.no_grad():
+        for i, (name, tensor) in enumerate(lm.net.state_dict().items()):
+            if name in lm.parts.named_stored:
+                tensor.copy_(torch.arange(tensor.numel()).reshape(tensor.shape) + 1000.0 * i)
+    folder = tmp_path_factory.mktemp("drawn") / "model"
+    saved = sc.save(lm, folder, max_shard_bytes=3000)
+    again = sc.load(folder)
+    assert again.parts == lm.parts
+    assert same_bits(again.net.state_dict(), lm.net.state_dict())
+    assert sc.card(folder / "card.yaml") == lm.card
+    if saved.model_type == "scantling":
+        assert again.card == lm.card
+        assert set(tensors_of(folder)) == set(lm.parts.named_stored)
 
 
 # Faults that users met elsewhere.

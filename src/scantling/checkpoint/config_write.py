@@ -33,6 +33,7 @@ ACTIVATIONS = {
     "quick_gelu": "quick_gelu",
     "relu2": "relu2",
     "silu": "silu",
+    "tanh": "tanh",
 }
 """Our names of activations and theirs."""
 
