@@ -54,10 +54,10 @@ def card(**sections: Any) -> sc.Card:
             },
             "all layers share one table",
         ),
-        ({"position": {"kind": "learned", "offset": 2, "pad_id": 1}}, "position.pad_id is 1: a decoder reads"),
+        ({"position": {"kind": "learned", "offset": 2, "pad_id": 1}}, "position.pad_id is 1: it is defined for a card of family encoder"),
         (
             {"family": "decoder", "position": {"kind": "learned", "offset": 2, "pad_id": 1}},
-            "would have to count those it no longer sees",
+            "cannot be counted again",
         ),
     ],
 )
