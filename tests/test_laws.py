@@ -563,6 +563,7 @@ def test_sampled_cards_are_causal_and_blind_to_padding(card: Card) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2400)
 @settings(SAMPLED, max_examples=200)
 @given(sampled_cards(), CUTS)
 def test_many_sampled_cards_hold_every_law(card: Card, cuts: list[int]) -> None:
