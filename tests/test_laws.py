@@ -254,6 +254,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "sentences": {
         **BERT,
         "position": {"kind": "learned"},
+        "embedding": {"types": 2, "norm": LAYERNORM},
         "head": {"kind": "embedding", "pool": "mean", "normalize": True, "transform": {"act": "tanh"}, "spare": True},
     },
     "pooler": {"position": {"kind": "alibi"}, "head": {"kind": "embedding", "transform": {"act": "tanh"}}},

@@ -89,7 +89,7 @@ def test_saving_is_what_the_writers_do() -> None:
     assert cells["attention.kind: latent"] == ["Hugging Face", ""]
     assert cells["head.kind: sequence"] == ["own layout", ""]
     assert cells["embedding.types"][0] == "Hugging Face"
-    assert cells["norm.kind: layernorm"] == ["Hugging Face", "gpt2"]
+    assert cells["norm.kind: layernorm"] == ["Hugging Face", "bert, gpt2"]
     assert "qwen3moe" in cells["mlp.kind: moe"][1]
     known = {name for row in cells.values() for name in row[1].split(", ")} - {""}
     assert known == set(ARCHITECTURES)
