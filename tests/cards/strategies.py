@@ -372,7 +372,9 @@ def any_cards(draw: DrawFn) -> dict[str, Any]:
     for side, least in (("encoder", 1 if card["position"]["kind"] == "relative" else 0), ("decoder", 1)):
         # The pattern's own would come before it, and one without any effect is refused.
         free = not any("mlp" in layer for layer in card.get("pattern", []))
-        options = {"n_layers": st.integers(least, 2), **({"mlp": dense(True)} if free else {})}
+        # What it leaves out would be the card's own, as a clamp that does not go with its activation.
+        plain = dense(True).map(lambda mlp: USUAL[mlp["kind"]] | mlp)
+        options = {"n_layers": st.integers(least, 2), **({"mlp": plain} if free else {})}
         card |= some(draw, {side: st.fixed_dictionaries({}, optional=options)})
     if draw(st.booleans()):
         bias = st.lists(st.sampled_from("qkvo"), unique=True)

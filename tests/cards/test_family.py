@@ -54,7 +54,10 @@ def card(**sections: Any) -> sc.Card:
             },
             "all layers share one table",
         ),
-        ({"position": {"kind": "learned", "offset": 2, "pad_id": 1}}, "position.pad_id is 1: it is defined for a card of family encoder"),
+        (
+            {"position": {"kind": "learned", "offset": 2, "pad_id": 1}},
+            "position.pad_id is 1: it is defined for a card of family encoder",
+        ),
         (
             {"family": "decoder", "position": {"kind": "learned", "offset": 2, "pad_id": 1}},
             "cannot be counted again",

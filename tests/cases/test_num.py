@@ -322,22 +322,23 @@ def test_padding_is_not_pooled(kind: str, mask: list[int], wanted: list[float]) 
 @pytest.mark.parametrize("pool", ["mean", "last", "first"])
 @pytest.mark.parametrize("position", [{"kind": "rope", "theta": 1e4}, {"kind": "learned"}], ids=["rope", "learned"])
 def test_the_vector_of_a_text_does_not_depend_on_its_neighbours(position: dict[str, Any], pool: str) -> None:
-    """NUM-10: alone, and beside a text that is 30 tokens longer, padded on either side; rows of padding are finite."""
+    """NUM-10: alone, and beside a text that is 30 tokens longer, padded on either side; padding alone is refused."""
     base = {**LLAMA, "family": "encoder", "position": position, "head": {"kind": "embedding", "pool": pool}}
     lm = built(card({**base, "head": {**base["head"], "normalize": True}}))
     text, longer = tokens(7), tokens(37, seed=2)
     alone = lm.logits(text)[0]
     assert float(alone.norm()) == pytest.approx(1.0, abs=1e-6)
     for left in (0, 30):
-        rows, mask = torch.cat((torch.zeros_like(longer), longer, longer)), torch.ones(3, 37, dtype=torch.int64)
+        rows, mask = torch.cat((torch.zeros_like(longer), longer)), torch.ones(2, 37, dtype=torch.int64)
         rows[0, left : left + 7] = text
         mask[0] = 0
         mask[0, left : left + 7] = 1
-        mask[2] = 0
         places = (mask.cumsum(-1) - 1).clamp(min=0)
         vectors = lm.logits(rows, mask, places)
         torch.testing.assert_close(vectors[0], alone, atol=1e-5, rtol=0)
-        assert bool(torch.isfinite(vectors).all())
+        mask[1] = 0
+        with pytest.raises(sc.ScantlingInputError, match="a row is padding only"):
+            lm.logits(rows, mask, places)
     other = lm.logits(longer)[0]
     assert float((alone - other).abs().max()) > 0.05
 

@@ -173,15 +173,6 @@ def test_the_disk_is_asked_before_anything_is_written(
     sc.save(lm, tmp_path / "m", dtype="bf16")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
-def test_a_read_only_place(lm: sc.Model, tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    try:
-        refused(lm, tmp_path / "m", "cannot be written: Permission denied")
-    finally:
-        tmp_path.chmod(0o700)
-
-
 def test_a_place_that_cannot_be(lm: sc.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     refused(lm, tmp_path / "file" / "m", "cannot be made", "file is a file")
@@ -309,7 +300,7 @@ def test_our_own_layout(tmp_path: Path) -> None:
 
 def own_model() -> sc.Model:
     """A model that no family's config expresses."""
-    return replace(sc.load(TINY / "phi-qknorm"), origin=None, eos_ids=frozenset({7, 3}))
+    return replace(sc.load(TINY / "openai-gpt-postnorm"), origin=None, eos_ids=frozenset({7, 3}))
 
 
 def test_a_new_model(tmp_path: Path) -> None:
