@@ -15,10 +15,12 @@ from scantling.cards.schema import (
     DynamicScaling,
     Gated,
     Layer,
+    LayerNorm,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
     MultiHead,
+    Plain,
     RMSNorm,
     RoPE,
     Scaling,
@@ -36,6 +38,9 @@ ACTIVATIONS = {
     "tanh": "tanh",
 }
 """Our names of activations and theirs."""
+
+FIRST_ACTIVATIONS = ACTIVATIONS | {"gelu_tanh": "gelu_new"}
+"""The same as the first families spell them."""
 
 _SCALINGS: dict[type, str] = {
     LinearScaling: "linear",
@@ -88,6 +93,26 @@ def gated_keys(card: Card) -> dict[str, Any] | None:
     if not isinstance(mlp, Gated):
         return None
     return {"hidden_act": ACTIVATIONS[mlp.act], "intermediate_size": mlp.d_ff}
+
+
+def gpt_keys(card: Card) -> dict[str, Any] | None:
+    """What GPT-2 and GPT-J have in common; None for a card that is none of theirs."""
+    attention, mlp, norm = card.attention, card.mlp, card.norm
+    if not isinstance(attention, MultiHead) or not isinstance(mlp, Plain) or not isinstance(norm, LayerNorm):
+        return None
+    return {
+        "vocab_size": card.vocab_size,
+        "n_positions": card.context,
+        "n_embd": card.d_model,
+        "n_layer": card.n_layers,
+        "n_head": attention.n_heads,
+        "n_inner": mlp.d_ff,
+        "activation_function": FIRST_ACTIVATIONS[mlp.act],
+        "layer_norm_epsilon": norm.eps,
+        "embd_pdrop": card.dropout.embedding,
+        "attn_pdrop": card.dropout.attention,
+        "resid_pdrop": card.dropout.residual,
+    }
 
 
 def llama_keys(card: Card) -> dict[str, Any] | None:

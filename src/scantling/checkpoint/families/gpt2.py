@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
-from scantling.cards.schema import LayerNorm, Learned, MultiHead, Plain
+from scantling.cards.schema import Learned, MultiHead
 from scantling.checkpoint.config_keys import Keys
-from scantling.checkpoint.config_write import ACTIVATIONS
+from scantling.checkpoint.config_write import gpt_keys
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.names import Row, Split, Transpose
 
@@ -65,26 +65,14 @@ def _rows(card: Card) -> Sequence[Row]:
 
 
 def _config(card: Card) -> dict[str, Any] | None:
-    attention, mlp, norm = card.attention, card.mlp, card.norm
-    if not isinstance(attention, MultiHead) or not isinstance(mlp, Plain) or not isinstance(norm, LayerNorm):
-        return None
-    if not isinstance(card.position, Learned):
+    attention, common = card.attention, gpt_keys(card)
+    if common is None or not isinstance(attention, MultiHead) or not isinstance(card.position, Learned):
         return None
     return {
         "architectures": ["GPT2LMHeadModel"],
-        "vocab_size": card.vocab_size,
-        "n_positions": card.context,
-        "n_embd": card.d_model,
-        "n_layer": card.n_layers,
-        "n_head": attention.n_heads,
-        "n_inner": mlp.d_ff,
-        "activation_function": "gelu_new" if mlp.act == "gelu_tanh" else ACTIVATIONS[mlp.act],
-        "layer_norm_epsilon": norm.eps,
+        **common,
         "scale_attn_weights": attention.scale is None,
         "scale_attn_by_inverse_layer_idx": attention.scale_by_layer,
-        "embd_pdrop": card.dropout.embedding,
-        "attn_pdrop": card.dropout.attention,
-        "resid_pdrop": card.dropout.residual,
     }
 
 

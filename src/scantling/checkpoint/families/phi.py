@@ -8,7 +8,7 @@ from typing import Any
 from scantling.cards import Card
 from scantling.cards.schema import LayerNorm, MultiHead, Plain
 from scantling.checkpoint.config_keys import Keys
-from scantling.checkpoint.config_write import ACTIVATIONS, partial_rope_keys
+from scantling.checkpoint.config_write import FIRST_ACTIVATIONS, partial_rope_keys
 from scantling.checkpoint.families import llama
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.names import Row
@@ -85,7 +85,7 @@ def _config(card: Card) -> dict[str, Any] | None:
         "num_key_value_heads": attention.n_kv_heads,
         "head_dim": attention.d_head,
         "intermediate_size": mlp.d_ff,
-        "hidden_act": "gelu_new" if mlp.act == "gelu_tanh" else ACTIVATIONS[mlp.act],
+        "hidden_act": FIRST_ACTIVATIONS[mlp.act],
         "layer_norm_eps": card.norm.eps,
         "qk_layernorm": attention.qk_norm is not None,
         "embd_pdrop": card.dropout.embedding,

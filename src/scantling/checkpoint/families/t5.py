@@ -8,7 +8,7 @@ from typing import Any
 from scantling.cards import Card
 from scantling.cards.schema import Gated, MoE, MultiHead, Relative
 from scantling.checkpoint.config_keys import ACTIVATIONS, Keys, near
-from scantling.checkpoint.config_write import ACTIVATIONS as WRITTEN
+from scantling.checkpoint.config_write import FIRST_ACTIVATIONS
 from scantling.checkpoint.families.seq2seq import GENERATION, architecture
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.header import shown
@@ -108,7 +108,7 @@ def _config(card: Card) -> dict[str, Any] | None:
     attention, position, mlp, decoder = card.attention, card.position, card.mlp, card.decoder
     if not isinstance(attention, MultiHead) or not isinstance(position, Relative) or isinstance(mlp, MoE):
         return None
-    act = "gelu_new" if mlp.act == "gelu_tanh" else WRITTEN[mlp.act]
+    act = FIRST_ACTIVATIONS[mlp.act]
     gated = "gated-gelu" if act == "gelu_new" else f"gated-{act}"
     return {
         "architectures": ["T5ForConditionalGeneration"],
