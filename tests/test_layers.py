@@ -32,9 +32,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "passes": BASE | {"inputs", "tensor", "model"},
     "model": BASE | {"passes", "inputs", "cards", "parts", "assembly", "checkpoint", "text", "tensor", "generate"},
     "saving": BASE | {"assembly", "checkpoint", "model"},
-    "generate": BASE | {"inputs", "cards", "parts", "tensor", "model", "text"},
+    "native": BASE | {"parts", "checkpoint"},
+    "generate": BASE | {"native", "inputs", "cards", "parts", "tensor", "model", "text"},
     "cli": BASE
-    | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "saving", "generate"},
+    | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "saving", "generate", "native"},
     "__init__": BASE | {"cards", "parts", "assembly", "model", "saving"},
     "__main__": {"cli"},
 }

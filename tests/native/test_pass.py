@@ -266,3 +266,67 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no C++ compiler" in str(library.missing())
     with pytest.raises(sc.ScantlingInputError, match="everything runs through PyTorch, slower"):
         library.library.__wrapped__()
+
+
+class TestKept:
+    """Packed weights in the cache folder."""
+
+    @pytest.fixture
+    def made(self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+        """A GGUF file, and a way to start its decoder that counts how often weights are packed."""
+        from scantling.checkpoint.families.gguf import architecture
+        from scantling.checkpoint.gguf import read_gguf
+        from scantling.checkpoint.gguf_write import write_gguf
+        from scantling.native import decoder as module
+
+        monkeypatch.setenv("SCANTLING_CACHE", str(tmp_path / "cache"))
+        card = CARDS["tied"]
+        lm = sc.new(card, seed=4)
+        path = tmp_path / "model.gguf"
+        write_gguf(lm, path)
+        counted: list[int] = []
+        monkeypatch.setattr(module, "pack", lambda stored: counted.append(1) or pack(stored))
+
+        def start() -> tuple[Any, int]:
+            header = read_gguf(path)
+            rows = tuple(architecture(header.metadata, "file").rows(card))
+            counted.clear()
+            found = outline(lm.parts)
+            assert not isinstance(found, str)
+            weights = OfGGUF(header, rows, lm.parts.named_weights)
+            native = Decoder(found, weights, capacity=32, keep=True)
+            return all_logits(native, list(range(20)), (7,)), len(counted)
+
+        return start, tmp_path / "cache" / "native"
+
+    def test_a_second_start_packs_nothing(self, made: Any) -> None:
+        start, _ = made
+        first, packed = start()
+        second, again = start()
+        assert packed > 0
+        assert again == 0
+        assert torch.equal(first, second)
+
+    def test_a_damaged_file_is_packed_again(self, made: Any) -> None:
+        start, folder = made
+        first, packed = start()
+        (file,) = folder.glob("tiles-*")
+        data = bytearray(file.read_bytes())
+        data[1000] ^= 1
+        file.write_bytes(data)
+        second, again = start()
+        assert again == packed
+        assert torch.equal(first, second)
+        file.write_bytes(data[:-100])
+        assert start()[1] == packed
+        assert start()[1] == 0
+
+    def test_a_folder_that_cannot_be_written_to_is_no_fault(self, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        start, folder = made
+        library.library()
+        folder.parent.mkdir(exist_ok=True)
+        (folder.parent / "file").write_text("")
+        from scantling.native import kept
+
+        monkeypatch.setattr(kept, "cache_folder", lambda: folder.parent / "file")
+        assert start()[1] == start()[1] > 0

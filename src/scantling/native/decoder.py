@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,9 @@ import numpy as np
 
 from scantling.errors import ScantlingInputError
 from scantling.native import library as native
+from scantling.native.kept import Packed
 from scantling.native.program import ACTS, Layer, Outline
-from scantling.native.tiles import KINDS, ROWS, Stored, join, nbytes, pack, padded
+from scantling.native.tiles import KINDS, ROWS, join, nbytes, pack, padded
 from scantling.native.weights import Weights
 from scantling.parts.leaf import RMSNorm
 from scantling.parts.mlp import GatedMLP
@@ -66,6 +67,7 @@ class Decoder:
         threads: int | None = None,
         quantised: bool = False,
         march: str = "native",
+        keep: bool = False,
     ) -> None:
         """Pack the weights.
 
@@ -73,6 +75,7 @@ class Decoder:
             threads: default one per core that this process may use.
             quantised: activations that meet 8- and 4-bit weights are rounded to 8 bits, with a scale for 32 of them.
             march: the processor to compile for.
+            keep: leave the packed weights in the cache folder, and read them from there the next time.
 
         Raises:
             ScantlingInputError: no compiler, an unknown width, or the memory does not suffice.
@@ -84,17 +87,23 @@ class Decoder:
         self._outline, self._weights, self._quantised = outline, weights, quantised
         self._threads = threads or usable_cores()
         self._end = 0
-        self._filled: list[tuple[Place, Any]] = []
+        self._filled: list[tuple[Place, Callable[[], Any]]] = []
+        self._keep = Packed.of(weights, outline) if keep else None
         self._build()
 
     def _build(self) -> None:
         outline, model = self._outline, self._outline.model
         table = self._matrix(["embed.weight"])
         out = table if outline.head.tied else self._matrix(["head.matrix.weight"])
-        turns = {layer.attention.position: self._turns(layer.attention.position) for layer in outline.layers}
-        layers = [self._layer(layer, turns[layer.attention.position]) for layer in outline.layers]
+        layers = [self._layer(layer) for layer in outline.layers]
         assert model.decoder is not None
         final = self._gain("decoder.final_norm", model.decoder.final_norm)
+        self._packed_end = self._end
+        turns = {layer.attention.position: self._turns(layer.attention.position) for layer in outline.layers}
+        for told, layer in zip(layers, outline.layers, strict=True):
+            a = layer.attention
+            kept = 4 * self.slots * a.n_kv_heads * self.capacity * a.d_head
+            told |= {"keys": self._reserve(kept), "values": self._reserve(kept), "turns": turns[a.position]}
         widest = max(padded(n, _LINE) for n in (out.columns, *self._widths()))
         most = self._library.sc_most_rows()
         scratch = self._reserve(4 * self._library.sc_scratch(widest))
@@ -106,12 +115,11 @@ class Decoder:
         gates = 2 if isinstance(mlp, GatedMLP) else 1
         return [(a.n_heads + 2 * a.n_kv_heads) * a.d_head, gates * mlp.d_ff]
 
-    def _layer(self, layer: Layer, turns: tuple[Place, Place] | None) -> dict[str, Any]:
+    def _layer(self, layer: Layer) -> dict[str, Any]:
         a, path, mlp = layer.attention, layer.path, layer.mlp
         order = self._pairs(a.position, a.d_head)
         orders = {"q": self._heads(order, a.n_heads), "k": self._heads(order, a.n_kv_heads), "v": None}
         gated = isinstance(mlp, GatedMLP)
-        kept = 4 * self.slots * a.n_kv_heads * self.capacity * a.d_head
         return {
             "qkv": self._matrix([f"{path}.attn.{p}.weight" for p in "qkv"], list(orders.values())),
             "o": self._matrix([f"{path}.attn.o.weight"]),
@@ -123,10 +131,7 @@ class Decoder:
             "mlp_norm": self._gain(f"{path}.mlp_norm", dict(layer_norms(layer, self._outline))["mlp"]),
             "q_norm": self._gain(f"{path}.attn.q_norm", a.q_norm, order),
             "k_norm": self._gain(f"{path}.attn.k_norm", a.k_norm, order),
-            "turns": turns,
             "window": a.visibility.window or 0,
-            "keys": self._reserve(kept),
-            "values": self._reserve(kept),
         }
 
     def _reserve(self, size: int) -> Place:
@@ -134,49 +139,52 @@ class Decoder:
         self._end = padded(self._end + size, _LINE)
         return place
 
-    def _fill(self, values: Any) -> Place:
-        place = self._reserve(values.nbytes)
-        self._filled.append((place, values))
+    def _fill(self, size: int, make: Callable[[], Any]) -> Place:
+        place = self._reserve(size)
+        self._filled.append((place, make))
         return place
 
     def _matrix(self, names: list[str], orders: list[Any] | None = None, by_turns: bool = False) -> Tiled:
         """One matrix of those with these names, under one another or by turns of 16 rows."""
         pieces = [self._weights.matrix(name) for name in names]
-        biases = [self._bias(name) for name in names]
-        if orders is not None:
-            pieces = [p if order is None else p.rows(order) for p, order in zip(pieces, orders, strict=True)]
-            biases = [b if b is None or order is None else b[order] for b, order in zip(biases, orders, strict=True)]
-        whole = join(pieces)
-        bias = (
-            None
-            if all(b is None for b in biases)
-            else np.concatenate(
-                [np.zeros(len(p.data), np.float32) if b is None else b for p, b in zip(pieces, biases, strict=True)]
-            )
-        )
-        if by_turns:
-            order = np.arange(len(whole.data)).reshape(2, -1, ROWS).swapaxes(0, 1).reshape(-1)
-            whole, bias = whole.rows(order), None if bias is None else bias[order]
-        return self._tiled(whole, bias)
+        rows, kind, columns = sum(len(p.data) for p in pieces), pieces[0].tiled, pieces[0].columns
+        given = orders or [None] * len(pieces)
+        turns = np.arange(rows).reshape(2, -1, ROWS).swapaxes(0, 1).reshape(-1) if by_turns else None
 
-    def _bias(self, name: str) -> NDArray[np.float32] | None:
+        def made() -> Any:
+            whole = join([p if order is None else p.rows(order) for p, order in zip(pieces, given, strict=True)])
+            return pack(whole if turns is None else whole.rows(turns))
+
+        data = self._fill(nbytes(kind, rows, columns), made)
+        shifted = [name.removesuffix("weight") + "bias" in self._outline.model.named_weights for name in names]
+        if not any(shifted):
+            return Tiled(kind, rows, columns, data, None)
+
+        def shift() -> Any:
+            found = [self._shift(name, len(p.data)) for name, p in zip(names, pieces, strict=True)]
+            found = [b if order is None else b[order] for b, order in zip(found, given, strict=True)]
+            whole = np.concatenate(found)
+            whole = whole if turns is None else whole[turns]
+            return np.concatenate([whole, np.zeros(padded(rows, ROWS) - rows, np.float32)])
+
+        return Tiled(kind, rows, columns, data, self._fill(4 * padded(rows, ROWS), shift))
+
+    def _shift(self, name: str, rows: int) -> NDArray[np.float32]:
         name = name.removesuffix("weight") + "bias"
-        return self._weights.vector(name) if name in self._outline.model.named_weights else None
-
-    def _tiled(self, whole: Stored, bias: NDArray[np.float32] | None) -> Tiled:
-        rows = len(whole.data)
-        packed = pack(whole)
-        assert packed.nbytes == nbytes(whole.tiled, rows, whole.columns)
-        if bias is not None:
-            bias = np.concatenate([bias, np.zeros(padded(rows, ROWS) - rows, np.float32)])
-        return Tiled(whole.tiled, rows, whole.columns, self._fill(packed), None if bias is None else self._fill(bias))
+        if name in self._outline.model.named_weights:
+            return self._weights.vector(name)
+        return np.zeros(rows, np.float32)
 
     def _gain(self, path: str, norm: Any, order: Any = None) -> Place | None:
         if norm is None:
             return None
-        values = self._weights.vector(f"{path}.weight")
-        values = values + np.float32(1) if isinstance(norm, RMSNorm) and norm.plus_one else values
-        return self._fill(np.ascontiguousarray(values if order is None else values[order], np.float32))
+
+        def made() -> Any:
+            values = self._weights.vector(f"{path}.weight")
+            values = values + np.float32(1) if isinstance(norm, RMSNorm) and norm.plus_one else values
+            return np.ascontiguousarray(values if order is None else values[order], np.float32)
+
+        return self._fill(4 * norm.d, made)
 
     def _turns(self, position: Any) -> tuple[Place, Place] | None:
         """Cosines and sines of every position that fits: (capacity, turned / 2) each."""
@@ -185,7 +193,8 @@ class Decoder:
         frequencies = np.array(position.frequencies(self.capacity), np.float32)
         angles = np.arange(self.capacity, dtype=np.float32)[:, None] * frequencies
         factor = np.float32(1.0 if position.scaling is None else position.scaling.factor_on_turns)
-        return self._fill(np.cos(angles) * factor), self._fill(np.sin(angles) * factor)
+        size = 4 * angles.size
+        return self._fill(size, lambda: np.cos(angles) * factor), self._fill(size, lambda: np.sin(angles) * factor)
 
     def _pairs(self, position: Any, d_head: int) -> NDArray[np.int64] | None:
         """A head's channels with pairs half a head apart, where the card pairs neighbours; None where it does not.
@@ -210,9 +219,7 @@ class Decoder:
         self._start = self._library.sc_arena(self._end)
         if not self._start:
             raise ScantlingInputError(f"{self._end:,} bytes for the packed model and its cache cannot be allocated")
-        for place, values in self._filled:
-            self._bytes(place)[:] = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
-        self._filled.clear()
+        self._write()
         self._layers = (native.Layer * len(layers))(*[self._told(layer) for layer in layers])
         self._program = self._program_of(table, out)
         self._program.final_norm = self._at(final)
@@ -223,6 +230,17 @@ class Decoder:
         self.cache_nbytes = sum(layer["keys"].nbytes + layer["values"].nbytes for layer in layers)
         self._library.sc_start(ctypes.byref(self._program), self._at(scratch), widest)
         self._closed = weakref.finalize(self, _close, self._library, self._program, self._start)
+
+    def _write(self) -> None:
+        """Bring everything to its place: what is kept in the cache folder from there."""
+        packed = self._bytes(Place(0, self._packed_end))
+        read = self._keep is not None and self._keep.read(packed)
+        for place, make in self._filled:
+            if not read or place.start >= self._packed_end:
+                self._bytes(place)[:] = np.ascontiguousarray(make()).view(np.uint8).reshape(-1)
+        self._filled.clear()
+        if self._keep is not None and not read:
+            self._keep.write(packed)
 
     def _told(self, layer: dict[str, Any]) -> native.Layer:
         told = native.Layer(window=layer["window"], keys=self._at(layer["keys"]), values=self._at(layer["values"]))

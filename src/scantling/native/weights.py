@@ -22,7 +22,13 @@ WIDTHS = ("stored", "f32", "bf16", "q8_0", "q4_0", "q4_1")
 
 
 class Weights(Protocol):
-    """Matrices and vectors by the names of the state dict."""
+    """Matrices and vectors by the names of the state dict.
+
+    Attributes:
+        key: tells these weights from any others; None where nothing does, so that nothing is kept of them.
+    """
+
+    key: str | None
 
     def matrix(self, name: str) -> Stored:
         """A matrix as it is held."""
@@ -42,6 +48,7 @@ class OfNet:
 
     tensors: Mapping[str, Any]
     width: str = "stored"
+    key: None = None
 
     def matrix(self, name: str) -> Stored:
         tensor = self.tensors[name].detach()
@@ -68,10 +75,14 @@ class OfGGUF:
         width: see `WIDTHS`.
     """
 
+    key: str | None
+
     def __init__(
         self, header: GGUFHeader, rows: tuple[Row, ...], weights: Mapping[str, tuple[int, ...]], width: str = "stored"
     ) -> None:
         self._tensors, self._width = header.tensors, width
+        state = header.path.stat()
+        self.key = f"{header.path.resolve()} {state.st_size} {state.st_mtime_ns} {width}"
         self._shapes = weights
         self._links: dict[str, Link] = {ours: link for link in links(rows, weights) for ours in link.ours}
 
@@ -80,8 +91,9 @@ class OfGGUF:
         if self._width == "stored" and (size := block_bytes(tensor.kind)) is not None:
             shape = (tensor.shape[0], tensor.shape[1] // 32 * size)
             raw = np.memmap(tensor.file, np.uint8, mode="r", offset=tensor.start, shape=shape).view(np.ndarray)
-            return Stored(tensor.kind, raw[order], tensor.shape[1])
-        values = dequantise(tensor)[order]
+            return Stored(tensor.kind, raw if order is None else raw[order], tensor.shape[1])
+        values = dequantise(tensor)
+        values = values if order is None else values[order]
         # 16 bits hold what 16 bits held; half precision has no tile of its own.
         return as_asked(values, "f32" if self._width == "stored" else self._width)
 
@@ -92,8 +104,8 @@ class OfGGUF:
         found: NDArray[np.float32] = np.asarray(link.transform.load(values, shapes)[link.ours.index(name)])
         return found
 
-    def _found(self, name: str) -> tuple[GGUFTensor, NDArray[np.int64]]:
-        """The tensor that holds a matrix, and which of its rows are the matrix's, in order."""
+    def _found(self, name: str) -> tuple[GGUFTensor, NDArray[np.int64] | None]:
+        """The tensor that holds a matrix, and which rows of it in which order; None for all as they are."""
         link = self._links[name]
         if len(link.theirs) != 1 or any(len(self._shapes[ours]) != 2 for ours in link.ours):
             raise ScantlingInputError(f"{name} is spread over {len(link.theirs)} tensors of the file")
@@ -101,7 +113,8 @@ class OfGGUF:
         numbers = np.arange(tensor.shape[0])
         # A table of names changes the order of rows or cuts between them, so it can be asked with their numbers.
         pieces = link.transform.load([numbers[:, None]], [self._shapes[ours] for ours in link.ours])
-        return tensor, np.asarray(pieces[link.ours.index(name)])[:, 0]
+        order = np.asarray(pieces[link.ours.index(name)])[:, 0]
+        return tensor, None if np.array_equal(order, numbers) else order
 
 
 def as_asked(values: NDArray[np.float32], width: str) -> Stored:
