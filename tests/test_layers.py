@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 ONLY_INSIDE_FUNCTIONS = {("parts", "tensor"), ("study", "tensor"), ("model", "tensor"), ("model", "generate")}
 TOP_LEVEL_EVEN_SO = {("parts/net.py", "tensor")}
+NUMPY_AT_IMPORT = {"native"}
 TORCH_AT_IMPORT = {"tensor", "parts/net.py", "generate/sample.py", "generate/engine.py", "generate/embed.py"}
 
 
@@ -92,6 +93,7 @@ def test_torch_is_imported_at_the_top_only_where_tensors_live(path: Path) -> Non
     heavy = {
         module for module, top in imports(path) if top and module.split(".")[0] in ("torch", "numpy", "safetensors")
     }
+    heavy -= {"numpy"} if room(path) in NUMPY_AT_IMPORT else set()
     if room(path) not in TORCH_AT_IMPORT and relative not in TORCH_AT_IMPORT:
         assert not heavy, f"{relative} imports {heavy}"
 
