@@ -6,21 +6,28 @@ from scantling.data.batch import Batch
 from scantling.data.batches import batches, one_pass
 from scantling.data.corpus import Corpus, Documents, open_corpus
 from scantling.data.layout import Layout
+from scantling.data.masked import MaskedLM
+from scantling.data.named import OBJECTIVES
 from scantling.data.objectives import Causal, Objective, PrefixLM
 from scantling.data.prepare import Progress, cache_folder, prepare
+from scantling.data.seq2seq import Seq2Seq, SpanCorruption
 from scantling.data.sources import Sources
 from scantling.data.vocabulary import byte_tokenizer, check_size, read_tokenizer, train_tokenizer
 
 __all__ = [
+    "OBJECTIVES",
     "Batch",
     "Causal",
     "Corpus",
     "Documents",
     "Layout",
+    "MaskedLM",
     "Objective",
     "PrefixLM",
     "Progress",
+    "Seq2Seq",
     "Sources",
+    "SpanCorruption",
     "batches",
     "byte_tokenizer",
     "cache_folder",

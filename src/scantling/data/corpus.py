@@ -208,6 +208,11 @@ class Corpus:
         """The tokenizer that made it."""
         return Tokenizer.from_folder(self.folder)
 
+    @cached_property
+    def ordinary_ids(self) -> NDArray[np.int64]:
+        """All ids that are pieces of text."""
+        return np.setdiff1d(np.arange(self.manifest.vocab_size), np.array(self.marks.special, np.int64))
+
     def read(self, document: int, start: int, end: int) -> NDArray[np.integer[Any]]:
         """Ids start .. end - 1 of a document."""
         at = int(self._start[document])

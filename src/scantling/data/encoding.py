@@ -73,9 +73,9 @@ def _encode_chats(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterat
 
 
 def _chats(chats: list[Chat], tokenizer: Tokenizer) -> Iterator[Encoded]:
-    for text, ids, spoken in encode_chats(tokenizer, [(chat.messages, chat.place) for chat in chats]):
-        data = text.encode()
-        yield Encoded(_ids(ids), 0, len(data), _digest(data), np.array(spoken, dtype=np.bool_))
+    for found in encode_chats(tokenizer, chats):
+        data = found.text.encode()
+        yield Encoded(_ids(found.ids), 0, len(data), _digest(data), found.spoken)
 
 
 def _ids(ids: list[int]) -> np.ndarray[Any, np.dtype[np.uint32]]:
