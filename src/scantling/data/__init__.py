@@ -5,10 +5,13 @@ from __future__ import annotations
 from scantling.data.batch import Batch
 from scantling.data.batches import batches, one_pass
 from scantling.data.corpus import Corpus, Documents, open_corpus
+from scantling.data.display import shown_progress
 from scantling.data.layout import Layout
+from scantling.data.learned import learned_tokenizer
 from scantling.data.masked import MaskedLM
 from scantling.data.named import OBJECTIVES
 from scantling.data.objectives import Causal, Objective, PrefixLM
+from scantling.data.overlap import Overlap, overlap
 from scantling.data.prepare import Progress, cache_folder, prepare
 from scantling.data.seq2seq import Seq2Seq, SpanCorruption
 from scantling.data.sources import Sources
@@ -23,6 +26,7 @@ __all__ = [
     "Layout",
     "MaskedLM",
     "Objective",
+    "Overlap",
     "PrefixLM",
     "Progress",
     "Seq2Seq",
@@ -32,9 +36,12 @@ __all__ = [
     "byte_tokenizer",
     "cache_folder",
     "check_size",
+    "learned_tokenizer",
     "one_pass",
     "open_corpus",
+    "overlap",
     "prepare",
     "read_tokenizer",
+    "shown_progress",
     "train_tokenizer",
 ]

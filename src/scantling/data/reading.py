@@ -65,6 +65,15 @@ class Chat:
 Document: TypeAlias = Text | Pair | Chat
 
 
+def own_text(document: Document) -> Iterable[str]:
+    """What tells a document from others, whatever the tokenizer or the chat template; uses a `Text` up."""
+    if isinstance(document, Text):
+        return document.blocks
+    if isinstance(document, Pair):
+        return (document.source, "\0", document.target)
+    return (json.dumps(document.messages, ensure_ascii=False, sort_keys=True),)
+
+
 def parts_of(source: Source, size: int) -> Iterator[Part]:
     """The ranges of a source, of `size` bytes where its form has records that can be found in the middle."""
     total, step = source.size, size
