@@ -167,6 +167,8 @@ class SpanCorruption:
         text = tokens - len(marks.ends)
         while self.lengths(text + 1, marks)[0] <= tokens:
             text += 1
+        # T5 makes both sides equally long where half of the text is left out.
+        text -= self.density == 0.5 and self.lengths(text, marks)[1] > tokens
         if self.spans(text)[1] > len(marks.sentinels):
             raise ScantlingInputError(
                 f"rows of {tokens} tokens need {self.spans(text)[1]} sentinels, and the tokenizer has "
