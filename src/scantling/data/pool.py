@@ -17,6 +17,9 @@ from scantling.data.worker import Reply, Task, answer
 from scantling.errors import ScantlingError
 from scantling.text.tokenizer import Tokenizer
 
+CODE = "from scantling.data.worker import main; main()"
+"""What a child runs."""
+
 _Child = subprocess.Popen[bytes]
 
 
@@ -70,7 +73,7 @@ class Pool:
     def _start(self) -> _Child:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         environment["TOKENIZERS_PARALLELISM"] = "false"
-        command = [sys.executable, "-c", "from scantling.data.worker import main; main()", str(self._folder)]
+        command = [sys.executable, "-c", CODE, str(self._folder)]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
 

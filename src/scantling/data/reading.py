@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -112,7 +113,7 @@ def read(part: Part, sources: Sources) -> Iterator[Document]:
 
 
 def _blocks(part: Part, errors: str) -> Iterator[str]:
-    """The text of a file, cut where a line begins with a letter, as vocabularies cut there, too."""
+    """The text of a file, cut where one line ends and the next begins with a letter, as vocabularies cut there, too."""
     decoder, fed, held = codecs.getincrementaldecoder("utf-8")(errors), 0, ""
     with Path(part.path).open("rb") as file:
         while True:
@@ -127,7 +128,7 @@ def _blocks(part: Part, errors: str) -> Iterator[str]:
             if not data:
                 break
             if len(held) >= BLOCK_CHARS:
-                cut = _line_before_letter(held)
+                cut = _line_between_letters(held)
                 if cut or len(held) >= _LONGEST_BLOCK:
                     yield held[: cut or len(held)]
                     held = held[cut:] if cut else ""
@@ -135,12 +136,12 @@ def _blocks(part: Part, errors: str) -> Iterator[str]:
         yield held
 
 
-def _line_before_letter(text: str) -> int:
-    """The last place where a line begins with a letter; 0 where there is none."""
-    place = text.rfind("\n", 0, len(text) - 1)
-    while place >= 0 and not text[place + 1].isalpha():
-        place = text.rfind("\n", 0, place)
-    return place + 1
+def _line_between_letters(text: str) -> int:
+    """The last place where a line begins with a letter after one that ends with a letter or digit; 0 for none."""
+    place = text.rfind("\n", 1, len(text) - 1)
+    while place > 0 and not (text[place - 1].isalnum() and text[place + 1].isalpha()):
+        place = text.rfind("\n", 1, place)
+    return place + 1 if place > 0 else 0
 
 
 def _separated(blocks: Iterable[str], separator: str) -> Iterator[Text]:
@@ -260,8 +261,10 @@ def _document(record: Any, place: Place, sources: Sources) -> Document:
 
 def _plain(text: str, place: Place, sources: Sources) -> str:
     """Text without halves of surrogate pairs, which JSON can spell and no encoding can carry."""
+    if sources.encoding_errors == "replace":
+        text = re.sub("[\ud800-\udfff]", "\ufffd", text)
     try:
-        return text.encode(errors=sources.encoding_errors).decode()
+        return text.encode().decode()
     except UnicodeEncodeError:
         raise ScantlingInputError(f"{place()}: has half of a surrogate pair, which is no character") from None
 

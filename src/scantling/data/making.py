@@ -24,6 +24,9 @@ from scantling.data.worker import Task
 from scantling.errors import ScantlingInputError
 from scantling.text.tokenizer import Tokenizer
 
+SMALLEST_SHARD, LARGEST_SHARD = 2**20, 2**26
+"""Bytes of sources for one shard; between them it is a 64th of all."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -104,7 +107,7 @@ class _Plan:
     def tasks(self) -> list[list[Part]]:
         """Parts for each shard: consecutive ones that are about a 64th of all together, from 1 to 64 MiB."""
         total = sum(source.size for source in self.found if source.form not in ("parquet", "dataset"))
-        wanted = min(max(total // 64, 2**20), 2**26)
+        wanted = min(max(total // 64, SMALLEST_SHARD), LARGEST_SHARD)
         tasks: list[list[Part]] = []
         size = wanted
         for source in self.found:
