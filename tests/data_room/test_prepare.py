@@ -159,7 +159,10 @@ class TestParallel:
         monkeypatch.setattr(pool.sys, "executable", "/bin/true")
         with pytest.raises(Exception, match="a process that tokenises died"):
             made(texts, tmp_path / "out", workers=2)
-        assert left(tmp_path) == ["texts"]
+        assert left(tmp_path) == [".out.preparing", "texts"], "what is done is used by the next run"
+        monkeypatch.undo()
+        assert len(all_texts(made(texts, tmp_path / "out"))) == 40
+        assert left(tmp_path) == ["out", "texts"]
 
     def test_bad_input_in_a_child_is_told_as_in_this_process(
         self, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -232,9 +235,7 @@ class TestUsedAgain:
             tokenizer = byte_tokenizer("seq2seq")
         else:
             sources = replace(sources, separator="\n\n")
-        with pytest.raises(
-            ScantlingInputError, match=f"was made of other data .*{message}.*; delete it or name another"
-        ):
+        with pytest.raises(ScantlingInputError, match=f"was made of other data .*{message}.*; delete it or name"):
             prepare(sources, tokenizer, tmp_path / "out", workers=1)
         assert files(tmp_path / "out") == before
 
