@@ -29,8 +29,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": BASE | {"cards"},
     "data": BASE | {"text", "checkpoint"},
     "study": BASE | {"cards", "parts", "assembly", "numbers", "tensor"},
-    "inputs": BASE | {"cards"},
-    "model": BASE | {"inputs", "cards", "parts", "assembly", "checkpoint", "text", "tensor", "generate"},
+    "inputs": BASE | {"cards", "tensor"},
+    "passes": BASE | {"inputs", "tensor", "model"},
+    "model": BASE | {"passes", "inputs", "cards", "parts", "assembly", "checkpoint", "text", "tensor", "generate"},
     "saving": BASE | {"assembly", "checkpoint", "model"},
     "generate": BASE | {"inputs", "cards", "parts", "tensor", "model", "text"},
     "cli": BASE
