@@ -174,6 +174,29 @@ class TestParallel:
                 made(texts, tmp_path / "out", workers=workers)
         assert left(tmp_path) == ["texts"]
 
+    def test_an_interruption_ends_the_children_and_keeps_what_is_done(
+        self, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _small_shards(monkeypatch)
+        started: list[subprocess.Popen[bytes]] = []
+        plain = subprocess.Popen
+
+        def noted(*rest: Any, **more: Any) -> Any:
+            started.append(plain(*rest, **more))
+            return started[-1]
+
+        def interrupt(progress: Progress) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(pool.subprocess, "Popen", noted)
+        with pytest.raises(KeyboardInterrupt):
+            made(texts, tmp_path / "out", workers=2, progress=interrupt)
+        assert len(started) == 2
+        assert all(child.poll() is not None for child in started)
+        assert list((tmp_path / ".out.preparing").glob("*.done"))
+        monkeypatch.undo()
+        assert len(all_texts(made(texts, tmp_path / "out"))) == 40
+
     def test_workers_are_at_least_one(self, texts: Path, tmp_path: Path) -> None:
         with pytest.raises(ScantlingInputError, match="workers are 0"):
             made(texts, tmp_path / "out", workers=0)

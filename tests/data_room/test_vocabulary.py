@@ -89,13 +89,14 @@ class TestBytePairs:
         assert trained(["ab"], 400).vocab_size == 256 + 3 + 1
         with pytest.raises(ScantlingInputError, match=r"at least 259 tokens \(256 bytes and 3 special ones\), and 258"):
             trained(["text"], 258)
-        with pytest.raises(ScantlingInputError, match="use one of causal, masked, seq2seq"):
+        with pytest.raises(ScantlingInputError, match="use one of causal, chat, masked, seq2seq"):
             trained(["text"], 400, "casual")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(
         ("purpose", "sentinels", "before", "after", "mask"),
         [
             ("causal", 0, ("<|bos|>",), (), None),
+            ("chat", 0, ("<|bos|>",), (), None),
             ("masked", 0, ("[CLS]",), ("[SEP]",), "[MASK]"),
             ("seq2seq", 3, (), ("</s>",), None),
         ],
@@ -129,6 +130,13 @@ def test_bytes_are_their_own_ids(text: str) -> None:
     assert tokenizer.encode(text) == [tokenizer.bos_id, *text.encode()]
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.vocab_size == 259
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts)
+def test_the_fast_way_gives_the_same_ids(text: str) -> None:
+    assert TRAINED.encode_bare(text) == TRAINED.encode(text, add_special=False)
+    assert TRAINED.encode_spans(text)[0] == TRAINED.encode(text, add_special=False)
 
 
 def test_text_that_spells_a_special_token_is_text() -> None:

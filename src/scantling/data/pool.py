@@ -46,9 +46,9 @@ class Pool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:
+            self._kill()
         for child in self._children:
-            if kind is not None:
-                child.kill()
             child.communicate()
 
     def answers(self, tasks: Sequence[Task]) -> Iterator[Reply]:
@@ -66,9 +66,16 @@ class Pool:
                 while running:
                     done, running = wait(running, return_when=FIRST_COMPLETED)
                     yield from (future.result() for future in done)
-            finally:
+            except BaseException:
+                # The threads wait for their children, and this one for the threads.
                 for future in running:
                     future.cancel()
+                self._kill()
+                raise
+
+    def _kill(self) -> None:
+        for child in self._children:
+            child.kill()
 
     def _start(self) -> _Child:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -25,12 +25,14 @@ class Part:
 
     Attributes:
         name, path, form: of the source.
+        version: the source's hash.
         start, end: bytes of JSON lines and TSV, row groups of a Parquet file, rows of a dataset; a text file is whole.
     """
 
     name: str
     path: str
     form: Form
+    version: str
     start: int
     end: int
 
@@ -85,7 +87,7 @@ def parts_of(source: Source, size: int) -> Iterator[Part]:
     elif source.form == "dataset":
         step = _PART_ROWS
     for start in range(0, total, max(step, 1)):
-        yield Part(source.name, source.path, source.form, start, min(start + step, total))
+        yield Part(source.name, source.path, source.form, source.sha256, start, min(start + step, total))
 
 
 def read(part: Part, sources: Sources) -> Iterator[Document]:
@@ -203,7 +205,7 @@ def _rows(part: Part, sources: Sources) -> Iterator[tuple[Any, Place]]:
     """Rows of a table."""
     columns = [column.partition(".")[0] for column in sources.columns]
     if part.form == "dataset":
-        rows = open_dataset(part.path, sources.split)
+        rows = _dataset(part.path, sources.split, part.version)
         _check_columns(part.name, columns, rows.column_names)
         for number in range(part.start, part.end):
             yield rows[number], partial(_row_place, part, number)
@@ -214,6 +216,12 @@ def _rows(part: Part, sources: Sources) -> Iterator[tuple[Any, Place]]:
     for group in range(part.start, part.end):
         for number, row in enumerate(file.read_row_group(group, columns=columns).to_pylist(), first):
             yield row, partial(_row_place, part, number)
+
+
+@lru_cache(maxsize=2)
+def _dataset(name: str, split: str, version: str) -> Any:
+    """A dataset, which is slow to open and has many parts; `version` keeps one that has changed from being used."""
+    return open_dataset(name, split)
 
 
 def _check_columns(name: str, wanted: Sequence[str], known: Sequence[str]) -> None:
