@@ -419,28 +419,32 @@ from scantling.data import byte_tokenizer, prepare
 prepare([sys.argv[1]], byte_tokenizer(), sys.argv[2], workers=2)
 """
 
-        def started(out: str) -> subprocess.Popen[str]:
-            command = [sys.executable, "-c", code, str(texts), str(tmp_path / out)]
-            return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        told = (tmp_path / "told").open("w")
+
+        def started(out: str) -> subprocess.Popen[bytes]:
+            return subprocess.Popen([sys.executable, "-c", code, str(texts), str(tmp_path / out)], stderr=told)
 
         begin = time.monotonic()
         assert started("whole").wait() == 0
         usual = time.monotonic() - begin
-        kills, number = 0, 0
+        kills, number, run = 0, 0, None
         while kills < 10:
-            number += 1
-            for _ in range(8):
-                run = started(f"out{number}")
-                try:
-                    _, told = run.communicate(timeout=rng.uniform(0.3, 0.9) * usual)
-                    break
-                except subprocess.TimeoutExpired:
-                    run.kill()
-                    kills += 1
-            else:
-                _, told = started(f"out{number}").communicate()
-            assert told == ""
+            number += run is None
+            run = started(f"out{number}")
+            try:
+                run.wait(rng.uniform(0.3, 0.9) * usual)
+            except subprocess.TimeoutExpired:
+                run.kill()
+                run.wait()
+                kills += 1
+                continue
+            assert run.returncode == 0
             assert files(tmp_path / f"out{number}") == files(tmp_path / "whole")
+            run = None
+        assert started(f"out{number}").wait() == 0
+        assert files(tmp_path / f"out{number}") == files(tmp_path / "whole")
+        told.close()
+        assert (tmp_path / "told").read_text() == ""
 
     def test_what_a_killed_run_of_other_data_had_finished_is_not(
         self, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
