@@ -56,7 +56,7 @@ def command(
     from scantling.errors import need
 
     need("torch", "generate text")
-    from scantling.generate.engine import complete
+    from scantling.generate.engine import Options, complete
     from scantling.generate.sample import Sampling
     from scantling.model import load
 
@@ -74,7 +74,7 @@ def command(
         sys.stdout.write(piece)
         sys.stdout.flush()
 
-    done = complete(lm, text, max_new_tokens, sampling, stop=stop, show=None if as_json else write)
+    done = complete(lm, text, max_new_tokens, sampling, Options(stop=stop), show=None if as_json else write)
     if as_json:
         show.emit(_json(lm, done))
         return

@@ -242,6 +242,11 @@ class Tokenizer:
         """Whether the token is a mark, such as [CLS], and no piece of text."""
         return self.token(token_id) in self._special
 
+    @property
+    def definition(self) -> str:
+        """The text of tokenizer.json as the library writes it."""
+        return str(self._library.to_str())
+
     def files(self) -> dict[str, str]:
         """The texts, by file name, from which `from_folder` and `transformers` read this tokenizer again."""
         mask = "" if self.mask_id is None else self.token(self.mask_id)
