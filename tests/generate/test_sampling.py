@@ -36,7 +36,7 @@ def lm() -> Any:
         ("no_repeat_ngram_2", Sampling(temperature=1.0, no_repeat_ngram=2)),
         (
             "chain_repetition_temperature_topk_topp",
-            Sampling(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.2),
+            Sampling(temperature=0.7, top_k=5, top_p=0.8, repetition_penalty=1.3),
         ),
     ],
 )

@@ -67,7 +67,7 @@ class Blocks:
                 self._fresh.append(block)
 
     def begin(self, ids: Sequence[int]) -> tuple[list[int], int]:
-        """Blocks, now held, that have the beginning of `ids` already, but not all of it; and the chain that they end."""
+        """Blocks, now held, that have the beginning of `ids` already, but not all; and the chain that they end."""
         held, chain = [], 0
         for start in range(0, len(ids) - self.size, self.size):
             found = self._known.get((chain, tuple(ids[start : start + self.size])))
