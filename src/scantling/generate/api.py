@@ -7,7 +7,9 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from scantling.errors import ScantlingInputError
-from scantling.generate.engine import Options, complete, continue_ids
+from scantling.generate.batching import generate_all
+from scantling.generate.engine import Generation, Options, complete, continue_ids
+from scantling.generate.request import Request
 from scantling.generate.sample import Sampling
 
 if TYPE_CHECKING:
@@ -47,9 +49,42 @@ def generate(
     """See `Model.generate`."""
     sampling, options = settings
     if isinstance(prompt, str):
-        if attention_mask is not None:
-            raise ScantlingInputError("attention_mask goes with ids; a text has no padding")
+        _no_mask(attention_mask, "a text has no padding")
         return complete(model, prompt, max_new_tokens, sampling, options).text
+    if _texts(prompt):
+        _no_mask(attention_mask, "texts have no padding")
+        return [one.text for one in _each(model, prompt, max_new_tokens, settings)]
     if options.stop:
         raise ScantlingInputError("stop strings go with a text prompt; ids are not decoded")
+    if _unequal(prompt):
+        _no_mask(attention_mask, "rows of unequal lengths have no padding")
+        made = _each(model, prompt, max_new_tokens, settings)
+        return [[*row, *one.ids] for row, one in zip(prompt, made, strict=True)]
     return continue_ids(model, model.ids(prompt), max_new_tokens, sampling, attention_mask, options)
+
+
+def _each(
+    model: Model, prompts: Sequence[Any], max_new_tokens: int, settings: tuple[Sampling, Options]
+) -> list[Generation]:
+    """One text of each prompt, decoded together; of an encoder-decoder, one after the other."""
+    sampling, options = settings
+    if not model.parts.two_stacks:
+        asked = [Request(prompt, max_new_tokens, sampling, options) for prompt in prompts]
+        return [handle.result() for handle in generate_all(model, asked)]
+    if not _texts(prompts):
+        raise ScantlingInputError("sources of unequal lengths: pad them, and say where with attention_mask")
+    return [complete(model, prompt, max_new_tokens, sampling, options) for prompt in prompts]
+
+
+def _no_mask(attention_mask: Any, why: str) -> None:
+    if attention_mask is not None:
+        raise ScantlingInputError(f"attention_mask goes with ids; {why}")
+
+
+def _texts(prompts: Any) -> bool:
+    return isinstance(prompts, list | tuple) and bool(prompts) and all(isinstance(one, str) for one in prompts)
+
+
+def _unequal(prompts: Any) -> bool:
+    rows = isinstance(prompts, list | tuple) and bool(prompts) and all(isinstance(o, list | tuple) for o in prompts)
+    return rows and len({len(row) for row in prompts}) > 1

@@ -71,15 +71,16 @@ class Source:
 
 def follows_length(model: Model) -> bool:
     """Whether the angles depend on how long a text is by now (dynamic NTK): keys kept before are of another base."""
-    return any(isinstance(getattr(p.position, "scaling", None), Dynamic) for p in _positioned(model))
+    return any(isinstance(getattr(p.position, "scaling", None), Dynamic) for p in positioned(model))
 
 
 def renewals(model: Model) -> set[int]:
     """Lengths past which a cache is filled anew (LongRoPE)."""
-    return {part.position.renewed_past for part in _positioned(model)} - {None}
+    return {part.position.renewed_past for part in positioned(model)} - {None}
 
 
-def _positioned(model: Model) -> list[Any]:
+def positioned(model: Model) -> list[Any]:
+    """The parts that know positions."""
     return [part for _, part, _ in model.parts.walk() if hasattr(part, "position")]
 
 
