@@ -1,4 +1,4 @@
-"""Continuous batching: what each request gives alone, whatever joins and leaves; memory bounded; nobody waits for ever."""
+"""Continuous batching: what each request gives alone, whoever joins and leaves; bounded memory; nobody starves."""
 
 from __future__ import annotations
 

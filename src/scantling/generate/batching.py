@@ -267,7 +267,7 @@ def generate_all(model: Model, requests: Sequence[Request], rows: int = 16) -> l
     Raises:
         ScantlingError: what `Engine.submit` refuses, or what one of them failed with.
     """
-    needs = sorted((len(one.prompt) + one.limit for one in (Handle(model, request) for request in requests)))
+    needs = sorted(len(one.prompt) + one.limit for one in (Handle(model, request) for request in requests))
     block = Limits().block
     engine = Engine(model, Limits(rows=rows, positions=sum(-(-need // block) * block for need in needs[-rows:])))
     handles = [engine.submit(request) for request in requests]

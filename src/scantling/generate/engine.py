@@ -16,6 +16,7 @@ from scantling.generate.constrain import Shape
 from scantling.generate.processors import History
 from scantling.generate.sample import Logprob, Sampling, choose, logprobs
 from scantling.generate.session import Keeping, Session, Source, begin, known_tokens, room, start
+from scantling.generate.speculative import Drafting, Ledger, Speculation
 from scantling.generate.stops import StopFilter
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Generation:
         limit: new tokens that were allowed, by the caller and by the context.
         context_full: it ended because no position was left, before the caller's limit.
         logprobs: of each new token, where they were asked for.
-        speculation: how drafts fared, where there were any.
+        ledger: how drafts fared, where there were any.
     """
 
     text: str
@@ -53,7 +54,7 @@ class Generation:
     limit: int
     context_full: bool = False
     logprobs: tuple[Logprob, ...] | None = None
-    speculation: Any = None
+    ledger: Ledger | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Options:
         chunk: tokens of a prompt that go through at once; None for all.
         logprobs: so many of the likeliest tokens are reported beside each chosen one; None reports none at all.
         shape: what the text must match, or None.
+        drafting: who proposes tokens, or None.
     """
 
     stop: Sequence[str] = ()
@@ -75,12 +77,15 @@ class Options:
     chunk: int | None = None
     logprobs: int | None = None
     shape: Shape | None = None
+    drafting: Drafting | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         top = self.logprobs
         if top is not None and (isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= 100):
             raise ScantlingInputError(f"logprobs is {top!r}; a whole number from 0 to 100 is needed")
+        if self.shape is not None and self.drafting is not None:
+            raise ScantlingInputError("a regular expression or JSON schema and drafts are given: leave the drafts out")
 
 
 @dataclass(frozen=True)
@@ -91,12 +96,14 @@ class Drawn:
         ids: (B), the new ones.
         logits: (B, V), the model's own, that they were drawn from.
         fulfilled: every row has a constraint that lets nothing more come.
+        ledger: how drafts fare, where there are any.
     """
 
     ids: Tensor
     logits: Tensor
     session: Session
     fulfilled: bool = False
+    ledger: Ledger | None = None
 
 
 def tokens(
@@ -113,6 +120,9 @@ def tokens(
         ScantlingInputError: the prompt leaves no room in the context, or the model writes no text.
     """
     options, generators, known = options or Options(), sampling.generators(ids.shape[0]), known_tokens(model)
+    if options.drafting is not None:
+        yield from _with_drafts(model, ids, max_new_tokens, sampling, attention_mask, options)
+        return
     session, logits, limit = begin(
         model, ids, max_new_tokens, attention_mask, keeping=options.keeping, chunk=options.chunk
     )
@@ -125,6 +135,17 @@ def tokens(
         yield Drawn(new, logits[:, :known], session, fulfilled)
         if i + 1 < limit:
             logits = session.step(new)
+
+
+def _with_drafts(
+    model: Model, ids: Tensor, max_new_tokens: int, sampling: Sampling, mask: Tensor | None, options: Options
+) -> Iterator[Drawn]:
+    if ids.shape[0] != 1 or (mask is not None and not bool(mask.all())):
+        raise ScantlingInputError("drafts are for one text at a time, without padding")
+    assert options.drafting is not None
+    made = Speculation(model, ids, max_new_tokens, sampling, options.drafting, options.keeping, options.chunk)
+    for token, logits in made:
+        yield Drawn(ids.new_tensor([token]), logits, made.session, ledger=made.ledger)
 
 
 def begun(model: Model, ids: Tensor, mask: Tensor | None, shape: Shape | None = None) -> list[History]:
@@ -245,6 +266,7 @@ def complete(
         limit,
         writer.reason == "length" and limit < max_new_tokens,
         tuple(found) if options.logprobs is not None else None,
+        drawn.ledger,
     )
 
 

@@ -52,6 +52,8 @@ class Handle:
         options = request.options
         if options.keeping is not None or options.chunk is not None:
             raise ScantlingInputError("keeping and chunk are settings of the engine and not of a request")
+        if options.drafting is not None:
+            raise ScantlingInputError("drafts are for one text at a time, and the engine decodes several")
         if isinstance(request.prompt, str):
             self.prompt = encoded(model, request.prompt, request.max_new_tokens)
         else:
