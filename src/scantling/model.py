@@ -28,6 +28,7 @@ from scantling.units import weights_dtype
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from scantling.generate.beam import Beams
     from scantling.generate.engine import Options
     from scantling.generate.sample import Sampling
 
@@ -250,6 +251,8 @@ class Model:
         ignore_eos: bool = False,
         sampling: Sampling | None = None,
         options: Options | None = None,
+        beams: Beams | None = None,
+        best_of: int = 1,
     ) -> Any:
         """Continue a prompt, or several; of an encoder-decoder, write the target of a source.
 
@@ -264,6 +267,8 @@ class Model:
             ignore_eos: go on past end-of-text.
             sampling: every setting of the draw, in place of the five above.
             options: how a text is made, in place of `stop` and `ignore_eos`.
+            beams: keep several beginnings and return the best text; of one prompt.
+            best_of: draw so many texts of one prompt and return the one of the highest mean log-probability.
 
         Returns:
             The new text for a text; for ids the whole rows (B, T + new), ended rows filled with their last id. Of an
@@ -276,7 +281,8 @@ class Model:
         from scantling.generate.api import Asked, generate
 
         asked = Asked(temperature, top_k, top_p, min_p, seed, stop, ignore_eos)
-        return generate(self, prompt, max_new_tokens, asked.settings(sampling, options), attention_mask)
+        wanted = asked.wanted(max_new_tokens, sampling, options, beams, best_of)
+        return generate(self, prompt, wanted, attention_mask)
 
     def embed(self, texts: Sequence[str], batch_size: int = 32, max_length: int | None = None) -> Tensor:
         """A vector per text, by an encoder: (N, d) in float32.

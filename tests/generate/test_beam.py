@@ -33,7 +33,7 @@ def test_beams_equal_the_recorded_ones(name: str) -> None:
     mask = io["gen_attention_mask"][:1]
     made = beam_search(lm, io["gen_input_ids"][:1], 10, Beams(3), attention_mask=mask, ignore_eos=True)
     assert torch.equal(beam_rows(lm, io["gen_input_ids"][:1], made), io["beam_ids"])
-    scores = torch.tensor([one.score for one in made])
+    scores = torch.tensor([one.score for one in made.hypotheses])
     torch.testing.assert_close(scores, io["beam_scores"], atol=1e-4, rtol=1e-4)
 
 
@@ -59,7 +59,7 @@ def test_wide_beams_find_the_optimum(alpha: float) -> None:
     lm = three()
     every = every_text(lm, [0, 1], 5)
     best = max(every, key=lambda ids: every[ids] / len(ids) ** alpha)
-    made = beam_search(lm, torch.tensor([[0, 1]]), 5, Beams(40, alpha))
+    made = beam_search(lm, torch.tensor([[0, 1]]), 5, Beams(40, alpha)).hypotheses
     assert made[0].ids == best
     assert made[0].total == pytest.approx(every[best], abs=1e-4)
     assert made[0].score == pytest.approx(every[best] / len(best) ** alpha, abs=1e-4)
@@ -68,7 +68,7 @@ def test_wide_beams_find_the_optimum(alpha: float) -> None:
 
 def test_one_beam_is_greedy() -> None:
     lm = sc.load(GOLDEN / "tiny" / "gpt2")
-    (made,) = beam_search(lm, torch.tensor([[5, 9, 11]]), 12, Beams(1), ignore_eos=True)
+    (made,) = beam_search(lm, torch.tensor([[5, 9, 11]]), 12, Beams(1), ignore_eos=True).hypotheses
     assert list(made.ids) == lm.generate([[5, 9, 11]], 12, ignore_eos=True)[0, 3:].tolist()
 
 
@@ -102,7 +102,7 @@ def test_beams_over_another_cache(kind: str) -> None:
     made = beam_search(lm, ids, 10, Beams(3), ignore_eos=True, keeping=keeping)
     if kind == "ring":
         assert torch.equal(beam_rows(lm, ids, made), IOS["mistral-swa"]["beam_ids"])
-    assert len(made) == 3
+    assert len(made.hypotheses) == 3
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from scantling.errors import ScantlingInputError
+from scantling.generate.engine import Generation, Options, Writer, begun, encoded
 from scantling.generate.processors import History, adjusted
 from scantling.generate.sample import Sampling
 from scantling.generate.session import Keeping, begin, known_tokens, start
@@ -69,6 +71,17 @@ class Hypothesis:
 
 
 @dataclass(frozen=True)
+class Found:
+    """What a search gave: the best texts, the best first, and what it took; see `engine.Generation`."""
+
+    hypotheses: list[Hypothesis]
+    prefill_seconds: float
+    decode_seconds: float
+    cache_bytes: int
+    limit: int
+
+
+@dataclass(frozen=True)
 class _Running:
     ids: tuple[int, ...]
     total: float
@@ -85,7 +98,7 @@ def beam_search(
     attention_mask: Tensor | None = None,
     ignore_eos: bool = False,
     keeping: Keeping | None = None,
-) -> list[Hypothesis]:
+) -> Found:
     """The best texts after one prompt (1, T), the best first; of an encoder-decoder, after one source.
 
     Args:
@@ -100,22 +113,18 @@ def beam_search(
     if ids.shape[0] != 1:
         raise ScantlingInputError(f"beam search takes one prompt at a time, and {ids.shape[0]} are given")
     ends = frozenset[int]() if ignore_eos else model.eos_ids
-    first = [model.start_id] if model.parts.two_stacks else _real(ids, attention_mask)
-    prompt = [int(i) for i in first if i is not None]
-    search = _Search(beams, how, ends, prompt, known_tokens(model))
+    (history,) = begun(model, ids, attention_mask)
+    search = _Search(beams, how, ends, history.prompt, known_tokens(model))
+    began = time.perf_counter()
     with torch.inference_mode():
         session, logits, limit = begin(model, ids, max_new_tokens, attention_mask, keeping=keeping)
+        first = time.perf_counter()
         while not search.step(logits, limit):
             rows = [one.row for one in search.running]
             if rows != list(range(logits.shape[0])):
                 session.select(torch.tensor(rows, device=ids.device))
             logits = session.step(torch.tensor([one.ids[-1] for one in search.running], device=ids.device))
-    return search.finished
-
-
-def _real(ids: Tensor, mask: Tensor | None) -> list[int]:
-    found: list[int] = (ids[0] if mask is None else ids[0][mask[0].bool()]).tolist()
-    return found
+    return Found(search.finished, first - began, time.perf_counter() - first, session.cache.nbytes, limit)
 
 
 class _Search:
@@ -161,9 +170,39 @@ class _Search:
         self.finished = sorted(self.finished, key=lambda one: -one.score)[: self._beams.count]
 
 
-def beam_rows(model: Model, ids: Tensor, hypotheses: Sequence[Hypothesis]) -> Tensor:
+def beam_texts(
+    model: Model, prompt: str, max_new_tokens: int, beams: Beams, sampling: Sampling, options: Options
+) -> list[Generation]:
+    """The best texts after a prompt, the best first; their log-probability is that of the whole text.
+
+    Raises:
+        ScantlingInputError: as `beam_search`, or a setting that beams cannot follow.
+    """
+    for name in ("stop", "logprobs", "shape", "drafting", "chunk"):
+        if getattr(options, name) not in ((), None):
+            raise ScantlingInputError(f"{name} and beams are given: beams keep several texts; leave one of them out")
+    ids = model.ids(encoded(model, prompt, max_new_tokens))
+    keep = {"ignore_eos": options.ignore_eos, "keeping": options.keeping}
+    found = beam_search(model, ids, max_new_tokens, beams, sampling, **keep)  # type: ignore[arg-type]
+    return [_text(model, one, found, ids.shape[1], max_new_tokens, options) for one in found.hypotheses]
+
+
+def _text(model: Model, one: Hypothesis, found: Found, prompt_tokens: int, asked: int, options: Options) -> Generation:
+    writer = Writer(model, options)
+    for token in one.ids:
+        writer.push(token)
+    writer.finish("length")
+    seconds = (found.prefill_seconds, found.decode_seconds)
+    full = writer.reason == "length" and found.limit < asked
+    sizes = (found.cache_bytes, found.limit)
+    return Generation(
+        writer.text, list(one.ids), prompt_tokens, len(one.ids), writer.reason or "length", *seconds, *sizes, full
+    )
+
+
+def beam_rows(model: Model, ids: Tensor, found: Found) -> Tensor:
     """Whole rows (count, T + new) of a search after ids (1, T), shorter ones filled with their last id."""
     rows = start(model, 1) if model.parts.two_stacks else ids
-    longest = max(len(one.ids) for one in hypotheses)
-    new = [[*one.ids, *[one.ids[-1]] * (longest - len(one.ids))] for one in hypotheses]
+    longest = max(len(one.ids) for one in found.hypotheses)
+    new = [[*one.ids, *[one.ids[-1]] * (longest - len(one.ids))] for one in found.hypotheses]
     return torch.cat((rows.expand(len(new), -1), model.ids(new)), 1)
