@@ -139,11 +139,17 @@ cache_options = _grouped(
 draft_options = _grouped(
     "drafted",
     {
-        "model": click.option("--draft-model", help="A smaller model that proposes tokens."),
-        "layers": click.option("--draft-layers", type=int, metavar="N", help="The first N layers propose tokens."),
-        "lookup": click.option("--draft-lookup", type=int, metavar="N", help="What followed the same N tokens before."),
-        "count": click.option("--draft-count", type=int, default=4, show_default=True, help="Tokens proposed at once."),
-        "rule": click.option("--draft-rule", default="shared", show_default=True, help="shared or residual."),
+        "draft_model": click.option("--draft-model", help="A smaller model that proposes tokens."),
+        "draft_layers": click.option(
+            "--draft-layers", type=int, metavar="N", help="The first N layers propose tokens."
+        ),
+        "draft_lookup": click.option(
+            "--draft-lookup", type=int, metavar="N", help="What followed the same N tokens before."
+        ),
+        "draft_count": click.option(
+            "--draft-count", type=int, default=4, show_default=True, help="Tokens proposed at once."
+        ),
+        "draft_rule": click.option("--draft-rule", default="shared", show_default=True, help="shared or residual."),
     },
 )
 
@@ -213,13 +219,13 @@ def _drafting(given: dict[str, Any]) -> Drafting | None:
     from scantling.generate.speculative import Drafting
     from scantling.model import load
 
-    drafted = given["drafted"]
-    if all(drafted[name] is None for name in ("model", "layers", "lookup")):
+    model, *sources = (given["drafted"][f"draft_{name}"] for name in ("model", "layers", "lookup"))
+    if model is None and all(one is None for one in sources):
         return None
     small = None
-    if drafted["model"] is not None:
-        small = load(drafted["model"], dtype=given["dtype"], device=given["device"], revision=given["revision"])
-    return Drafting(small, drafted["layers"], drafted["lookup"], drafted["count"], drafted["rule"])
+    if model is not None:
+        small = load(model, dtype=given["dtype"], device=given["device"], revision=given["revision"])
+    return Drafting(small, *sources, given["drafted"]["draft_count"], given["drafted"]["draft_rule"])
 
 
 def drafts_text(ledger: Ledger) -> str:

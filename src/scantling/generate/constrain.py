@@ -90,7 +90,10 @@ class Constraint:
 @lru_cache(maxsize=4)
 def _tokens(tokenizer: Tokenizer, eos_ids: tuple[int, ...]) -> Any:
     library = need("llguidance", "constrain a text")
-    return library.LLTokenizer(tokenizer.definition, n_vocab=tokenizer.vocab_size, eos_token=list(eos_ids))
+    try:
+        return library.LLTokenizer(tokenizer.definition, n_vocab=tokenizer.vocab_size, eos_token=list(eos_ids))
+    except ValueError as error:
+        raise ScantlingInputError(f"llguidance cannot follow a text of this tokenizer: {error}") from None
 
 
 def _told(problem: object, shape: Shape) -> str:
