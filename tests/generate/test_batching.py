@@ -211,6 +211,28 @@ def test_alone_in_the_batch_to_the_last_bit(smollm: Any) -> None:
     assert first.result().logprobs == second.result().logprobs
 
 
+def test_10_000_tokens_leave_nothing_behind(lm: Any) -> None:
+    """No tensor more after the last thousand than after the first, and no block that is not free."""
+    import gc
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(torch.is_tensor(one) for one in gc.get_objects())
+
+    engine = Engine(lm, Limits(rows=20, positions=1024, block=8))
+    counts, written = [], 0
+    for turn in range(10):
+        handles = [engine.submit(Request([turn, i], 50, options=ON)) for i in range(20)]
+        engine.run()
+        written += sum(len(handle.ids) for handle in handles)
+        del handles
+        counts.append(tensors())
+    assert written == 10_000
+    assert max(counts) == counts[0]
+    assert engine.blocks.free == engine.blocks.count
+    assert len(engine.blocks._known) <= engine.blocks.count
+
+
 def test_text_streams_and_stops(smollm: Any) -> None:
     whole = complete(smollm, "The capital of France is", 12, Sampling())
     stop = whole.text[8:12]

@@ -219,13 +219,14 @@ def _drafting(given: dict[str, Any]) -> Drafting | None:
     from scantling.generate.speculative import Drafting
     from scantling.model import load
 
-    model, *sources = (given["drafted"][f"draft_{name}"] for name in ("model", "layers", "lookup"))
-    if model is None and all(one is None for one in sources):
+    drafted = given["drafted"]
+    model, layers, lookup = (drafted[f"draft_{name}"] for name in ("model", "layers", "lookup"))
+    if model is None and layers is None and lookup is None:
         return None
     small = None
     if model is not None:
         small = load(model, dtype=given["dtype"], device=given["device"], revision=given["revision"])
-    return Drafting(small, *sources, given["drafted"]["draft_count"], given["drafted"]["draft_rule"])
+    return Drafting(small, layers, lookup, drafted["draft_count"], drafted["draft_rule"])
 
 
 def drafts_text(ledger: Ledger) -> str:
