@@ -1,6 +1,6 @@
 """Continuous batching: requests join and leave at any step, over a paged cache of a fixed size.
 
-A step is at most one piece of one prompt, and one token for every request that is past its prompt; so a long prompt
+A step is at most so many tokens of prompts, and one token for every request that is past its prompt; so a long prompt
 delays the others by a piece and not by itself. Requests begin in the order in which they came. Where the cache is full,
 the one that began last gives its blocks back and is read again later.
 """
@@ -34,7 +34,7 @@ class Limits:
         rows: requests that are in the cache at once.
         positions: positions that the cache holds, of all of them together.
         block: positions of a block; a beginning is shared in whole blocks.
-        chunk: tokens of a prompt that go through in one step.
+        chunk: tokens of prompts that go through in one step, and more only where a prompt cannot be cut.
         numbers: ``plain`` or ``int8``; see `tensor.store`.
         invariant: every request computes alone, so that not even a rounding depends on what else is in the batch. It
             costs what batching gains: weights are read once per request and token.
@@ -177,21 +177,28 @@ class Engine:
         return True
 
     def _prefill(self) -> list[Handle]:
-        """The next piece of the prompt whose turn it is; then it is the next one's."""
-        if not self.prefilling:
-            return []
-        handle = self.prefilling.popleft()
-        whole = handle.whole
-        new = len(whole) - handle.past
-        new = new if self._whole else min(new, self.limits.chunk)
-        piece = torch.tensor([whole[handle.past : handle.past + new]], device=self.model.device)
-        logits = self._pass([handle], piece)
-        if handle.past < len(whole):
-            self.prefilling.append(handle)
-            return []
-        self.decoding.append(handle)
-        handle.draw(logits)
-        return [self._end(handle)] if handle.finished else []
+        """Prompts in turn, until `chunk` tokens went through; one that is not at its end goes to the back."""
+        left, done = self.limits.chunk, list[Handle]()
+        while self.prefilling and left > 0:
+            handle = self.prefilling.popleft()
+            whole = handle.whole
+            new = len(whole) - handle.past
+            new = new if self._whole else min(new, self._piece(left))
+            left -= new
+            piece = torch.tensor([whole[handle.past : handle.past + new]], device=self.model.device)
+            logits = self._pass([handle], piece)
+            if handle.past < len(whole):
+                self.prefilling.append(handle)
+                continue
+            self.decoding.append(handle)
+            handle.draw(logits)
+            if handle.finished:
+                done.append(self._end(handle))
+        return done
+
+    def _piece(self, left: int) -> int:
+        """Tokens of a piece; where roundings may not depend on the others, each piece has its own full length."""
+        return self.limits.chunk if self.limits.invariant else left
 
     def _decode(self) -> list[Handle]:
         rows = self._with_room()
