@@ -9,7 +9,8 @@ from tests.cases.small import CLOSE, LLAMA, built, card, tokens
 
 import scantling as sc
 from scantling.cards import presets
-from scantling.generate.session import Keeping, Session
+from scantling.generate.keeping import Keeping
+from scantling.generate.session import Session
 from scantling.parts.rope import Dynamic, RoPE
 
 

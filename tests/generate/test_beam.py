@@ -13,8 +13,8 @@ from tests.conftest import GOLDEN
 
 import scantling as sc
 from scantling.generate.beam import Beams, beam_rows, beam_search
+from scantling.generate.keeping import Keeping
 from scantling.generate.sample import Sampling
-from scantling.generate.session import Keeping
 
 NAMES = sorted(p.name for p in (GOLDEN / "tiny").iterdir())
 IOS = {name: load_file(GOLDEN / "tiny" / name / "io.safetensors") for name in NAMES}

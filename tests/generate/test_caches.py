@@ -11,7 +11,8 @@ from tests.conftest import GOLDEN, stacks_of
 from tests.test_golden import CLOSE
 
 import scantling as sc
-from scantling.generate.session import Keeping, Session, Source, follows_length
+from scantling.generate.keeping import Keeping
+from scantling.generate.session import Session, Source, follows_length
 from scantling.numbers.cache import cache_bytes
 from scantling.parts.moe import MoE
 from scantling.parts.part import Workload

@@ -14,8 +14,8 @@ from tests.conftest import GOLDEN, stacks_of
 import scantling as sc
 from scantling.generate.draft import LookupDraft, early_exit
 from scantling.generate.engine import Options, complete
+from scantling.generate.keeping import Keeping
 from scantling.generate.sample import Sampling
-from scantling.generate.session import Keeping
 from scantling.generate.speculative import TRIAL, Drafting, Ledger, Speculation, acceptance, residual
 
 DECODERS = sorted(p.name for p in (GOLDEN / "tiny").iterdir() if stacks_of(p.name) == "decoder")

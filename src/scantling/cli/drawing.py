@@ -186,7 +186,7 @@ def options(lm: Model, given: dict[str, Any]) -> Options:
         ScantlingInputError: a setting out of range, or a schema that cannot be read.
     """
     from scantling.generate.engine import Options
-    from scantling.generate.session import Keeping
+    from scantling.generate.keeping import Keeping
 
     kept = given["kept"]
     plain = kept["kind"] == "full" and kept["numbers"] == "plain"

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from scantling.generate.chat import Conversation
     from scantling.generate.constrain import Shape
     from scantling.generate.engine import Generation, Options, complete
+    from scantling.generate.keeping import Keeping
     from scantling.generate.request import Handle, Request
     from scantling.generate.sample import Sampling
-    from scantling.generate.session import Keeping, Session
+    from scantling.generate.session import Session
     from scantling.generate.speculative import Drafting
 
 _HOME = {
@@ -26,7 +27,7 @@ _HOME = {
     "Engine": "batching",
     "Generation": "engine",
     "Handle": "request",
-    "Keeping": "session",
+    "Keeping": "keeping",
     "Limits": "batching",
     "Options": "engine",
     "Request": "request",

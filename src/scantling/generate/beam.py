@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from scantling.errors import ScantlingInputError
-from scantling.generate.engine import Generation, Options, Writer, begun, encoded
+from scantling.generate.engine import Generation, Options, begun, encoded
+from scantling.generate.keeping import Keeping
 from scantling.generate.processors import History, adjusted
 from scantling.generate.sample import Sampling
-from scantling.generate.session import Keeping, begin, known_tokens, start
+from scantling.generate.session import begin, known_tokens, start
+from scantling.generate.writer import Writer
 
 if TYPE_CHECKING:
     from scantling.model import Model

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from scantling.errors import ScantlingInputError
-from scantling.generate.session import Keeping, Session, known_tokens
+from scantling.generate.keeping import Keeping
+from scantling.generate.session import Session, known_tokens
 
 if TYPE_CHECKING:
     from scantling.model import Model

@@ -13,11 +13,12 @@ from torch import Tensor
 from scantling import inputs
 from scantling.errors import ScantlingInputError
 from scantling.generate.constrain import Shape
+from scantling.generate.keeping import Keeping
 from scantling.generate.processors import History
 from scantling.generate.sample import Logprob, Sampling, choose, logprobs
-from scantling.generate.session import Keeping, Session, Source, begin, known_tokens, room, start
+from scantling.generate.session import Session, Source, begin, known_tokens, room, start
 from scantling.generate.speculative import Drafting, Ledger, Speculation
-from scantling.generate.stops import StopFilter
+from scantling.generate.writer import Writer
 
 if TYPE_CHECKING:
     from scantling.model import Model
@@ -158,48 +159,6 @@ def begun(model: Model, ids: Tensor, mask: Tensor | None, shape: Shape | None = 
         prompts = [row[real].tolist() for row, real in zip(ids, mask.bool(), strict=True)]
     ends = model.eos_ids
     return [History(row, constraint=None if shape is None else shape.start(model.tokenizer, ends)) for row in prompts]
-
-
-class Writer:
-    """One text as its tokens come: decoded, cut at a stop string, ended at end-of-text.
-
-    Attributes:
-        ids: the tokens so far.
-        reason: why the text ended, or None while it goes on.
-    """
-
-    def __init__(self, model: Model, options: Options, show: Callable[[str], Any] | None = None) -> None:
-        assert model.tokenizer is not None
-        self._eos = frozenset[int]() if options.ignore_eos else model.eos_ids
-        self._stream, self._stops, self._show = model.tokenizer.stream(), StopFilter(options.stop), show
-        self.ids: list[int] = []
-        self.reason: str | None = None
-
-    @property
-    def text(self) -> str:
-        """What is certain."""
-        return self._stops.text
-
-    def push(self, token: int) -> str:
-        """Take a token; the text that it makes certain. `reason` tells whether it was the last."""
-        self.ids.append(token)
-        if token in self._eos:
-            self.reason = "stop"
-            return ""
-        return self._passed(self._stops.push(self._stream.push(token)))
-
-    def finish(self, reason: str) -> str:
-        """No token comes any more, for `reason` if there was none yet; the rest of the text."""
-        rest = self._passed(self._stops.finish(self._stream.flush()))
-        self.reason = self.reason or reason
-        return rest
-
-    def _passed(self, piece: str) -> str:
-        if piece and self._show:
-            self._show(piece)
-        if self._stops.hit:
-            self.reason = "stop"
-        return piece
 
 
 def encoded(model: Model, prompt: str, max_new_tokens: int) -> list[int]:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from scantling.errors import ScantlingError, ScantlingInputError
-from scantling.generate.engine import Generation, Options, Writer, begun, encoded
+from scantling.generate.engine import Generation, Options, begun, encoded
 from scantling.generate.sample import Logprob, Sampling, choose, logprobs
 from scantling.generate.session import known_tokens, room
+from scantling.generate.writer import Writer
 
 if TYPE_CHECKING:
     from scantling.model import Model

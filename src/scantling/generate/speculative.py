@@ -23,9 +23,10 @@ from torch import Tensor
 
 from scantling.errors import ScantlingInputError
 from scantling.generate.draft import Drafter, LookupDraft, ModelDraft, check_pair, early_exit
+from scantling.generate.keeping import Keeping
 from scantling.generate.processors import History, adjusted, filtered
 from scantling.generate.sample import Sampling
-from scantling.generate.session import Keeping, Session, begin, follows_length, known_tokens, renewals
+from scantling.generate.session import Session, begin, follows_length, known_tokens, renewals
 
 if TYPE_CHECKING:
     from scantling.model import Model
