@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 ONLY_INSIDE_FUNCTIONS = {("parts", "tensor"), ("study", "tensor"), ("model", "tensor"), ("model", "generate")}
 TOP_LEVEL_EVEN_SO = {("parts/net.py", "tensor")}
 NUMPY_AT_IMPORT = {"data", "native"}
-TORCH_AT_IMPORT = {"tensor", "parts/net.py", "generate/sample.py", "generate/engine.py", "generate/embed.py"}
+TORCH_AT_IMPORT = {"tensor", "generate", "parts/net.py"}
 
 
 def room(path: Path) -> str:

@@ -30,6 +30,7 @@ _EXTRA_OF = {
     "huggingface_hub": "hub",
     "pyarrow": "data",
     "datasets": "data",
+    "llguidance": "guide",
 }
 
 
