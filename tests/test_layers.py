@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": BASE | {"passes", "inputs", "cards", "parts", "assembly", "checkpoint", "text", "tensor", "generate"},
     "saving": BASE | {"assembly", "checkpoint", "model"},
     "native": BASE | {"parts", "checkpoint"},
-    "generate": BASE | {"native", "inputs", "cards", "parts", "tensor", "model", "text"},
+    "generate": BASE | {"checkpoint", "native", "inputs", "cards", "parts", "tensor", "model", "text"},
     "cli": BASE
     | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "saving", "generate", "native"},
     "__init__": BASE | {"cards", "parts", "assembly", "model", "saving"},

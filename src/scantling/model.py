@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from scantling.generate.beam import Beams
     from scantling.generate.engine import Options
+    from scantling.generate.packed import PackedWeights
     from scantling.generate.sample import Sampling
 
 Ids = Any
@@ -51,6 +53,8 @@ class Model:
         labels: names of what a classifier tells apart.
         origin: the folder it was loaded from, whose config and tokenizer files `save` writes again.
         text_rules: what `embed` does to a text before it is read, by sentence-transformers' files.
+        file: the GGUF file it was loaded from.
+        packed: what it decodes with instead of its net; see `pack`.
     """
 
     card: Card
@@ -63,6 +67,8 @@ class Model:
     labels: tuple[str, ...] = ()
     origin: Origin | None = None
     text_rules: TextRules = field(default_factory=TextRules)
+    file: Path | None = None
+    packed: PackedWeights | None = None
 
     def ids(self, ids: Ids) -> Tensor:
         """Ids as a (B, T) int64 tensor on the net's device.
@@ -284,6 +290,24 @@ class Model:
         wanted = asked.wanted(max_new_tokens, sampling, options, beams, best_of)
         return generate(self, prompt, wanted, attention_mask)
 
+    def pack(self, width: str = "stored", activations: str = "exact") -> None:
+        """Decode through the compiled pass from now on: weights in tiles, no Python inside a token.
+
+        The weights are those of the GGUF file that the model was loaded from, in its own blocks; of another model,
+        those that its net has now. Nothing but generation uses them.
+
+        Args:
+            width: how matrices are held: ``stored``, or ``f32``, ``bf16``, ``q8_0``, ``q4_0``, ``q4_1`` for all.
+            activations: ``exact``, in float32; or ``int8``, faster, rounded where they meet 8- and 4-bit weights.
+
+        Raises:
+            ScantlingInputError: a card or a machine that the compiled pass does not know, or no such setting.
+        """
+        need("torch", "generate text")
+        from scantling.generate.packed import pack
+
+        self.packed = pack(self, width, activations)
+
     def embed(self, texts: Sequence[str], batch_size: int = 32, max_length: int | None = None) -> Tensor:
         """A vector per text, by an encoder: (N, d) in float32.
 
@@ -350,7 +374,9 @@ def load(
         raise ScantlingInputError("device 'meta' holds no values: weights are loaded on cpu, cuda or mps")
     loader = load_gguf if found.kind == "gguf" else load_safetensors
     loaded = loader(found, _weights_of, name)
-    return _built(loaded, _tokenizer(found), place)
+    built = _built(loaded, _tokenizer(found), place)
+    built.file = found.path if found.kind == "gguf" else None
+    return built
 
 
 def from_card(

@@ -16,7 +16,7 @@ from scantling.generate.constrain import Shape
 from scantling.generate.keeping import Keeping
 from scantling.generate.processors import History
 from scantling.generate.sample import Logprob, Sampling, choose, logprobs
-from scantling.generate.session import Session, Source, begin, known_tokens, room, start
+from scantling.generate.session import AnySession, Session, Source, begin, known_tokens, room, start
 from scantling.generate.speculative import Drafting, Ledger, Speculation
 from scantling.generate.writer import Writer
 
@@ -102,7 +102,7 @@ class Drawn:
 
     ids: Tensor
     logits: Tensor
-    session: Session
+    session: AnySession
     fulfilled: bool = False
     ledger: Ledger | None = None
 

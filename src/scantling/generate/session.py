@@ -6,7 +6,7 @@ The prompt of an encoder-decoder is its source: it is encoded in the first pass,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,7 +19,10 @@ from scantling.parts.rope import Dynamic
 from scantling.tensor.context import Context
 
 if TYPE_CHECKING:
+    from scantling.generate.packed import PackedSession
     from scantling.model import Model
+
+AnySession: TypeAlias = "Session | PackedSession"
 
 
 @dataclass(frozen=True)
@@ -238,7 +241,7 @@ def begin(
     *,
     keeping: Keeping | None = None,
     chunk: int | None = None,
-) -> tuple[Session, Tensor, int]:
+) -> tuple[AnySession, Tensor, int]:
     """A session with prompts (B, T) in it, the logits (B, V) after them, and how many new tokens there is room for.
 
     Raises:
@@ -249,9 +252,13 @@ def begin(
     if model.parts.two_stacks:
         padded = attention_mask is not None and not bool(attention_mask.all())
         source = Source(ids, attention_mask if padded else None)
-        session = Session(model, ids.shape[0], limit, source=source, keeping=keeping)
-        return session, session.prefill(start(model, ids.shape[0])), limit
-    session = Session(model, ids.shape[0], ids.shape[1] + limit, keeping=keeping)
+        reader = Session(model, ids.shape[0], limit, source=source, keeping=keeping)
+        return reader, reader.prefill(start(model, ids.shape[0])), limit
+    session: AnySession
+    if model.packed is not None and keeping is None:
+        session = model.packed.session(model, ids.shape[0], ids.shape[1] + limit)
+    else:
+        session = Session(model, ids.shape[0], ids.shape[1] + limit, keeping=keeping)
     return session, session.prefill(ids, attention_mask, chunk), limit
 
 

@@ -26,7 +26,7 @@ from scantling.generate.draft import Drafter, LookupDraft, ModelDraft, check_pai
 from scantling.generate.keeping import Keeping
 from scantling.generate.processors import History, adjusted, filtered
 from scantling.generate.sample import Sampling
-from scantling.generate.session import Session, begin, follows_length, known_tokens, renewals
+from scantling.generate.session import AnySession, begin, follows_length, known_tokens, renewals
 
 if TYPE_CHECKING:
     from scantling.model import Model
@@ -214,7 +214,7 @@ class Speculation:
         self._known, self._renewals = known_tokens(model), renewals(model)
         self._judge = _Judge(sampling, drafting.rule, sampling.generators(1)[0])
         self._may_switch = drafting.switch and (drafting.rule == "shared" or sampling.seed is None)
-        self.session: Session
+        self.session: AnySession
         self.session, self._logits, self.limit = begin(model, ids, max_new_tokens, keeping=keeping, chunk=chunk)
         self._drafter = drafting.drafter(model, ids.shape[1] + self.limit, keeping)
         self._history = History(ids[0].tolist())

@@ -183,6 +183,14 @@ class Decoder:
                 odd = values.min() if values.min() < 0 else values.max()
                 raise ScantlingInputError(f"{what} {odd} is outside 0 to {end - 1}")
 
+    def select(self, rows: Sequence[int]) -> None:
+        """Make slot i what slot rows[i] was."""
+        chosen = list(rows)
+        for places in self._kept:
+            for place in places:
+                slots = self._arena.bytes(place).reshape(self.slots, -1)
+                slots[: len(chosen)] = slots[chosen]
+
     def close(self) -> None:
         """End the threads and give the memory back."""
         self._closed()

@@ -22,13 +22,11 @@ WIDTHS = ("stored", "f32", "bf16", "q8_0", "q4_0", "q4_1")
 
 
 class Weights(Protocol):
-    """Matrices and vectors by the names of the state dict.
+    """Matrices and vectors by the names of the state dict."""
 
-    Attributes:
-        key: tells these weights from any others; None where nothing does, so that nothing is kept of them.
-    """
-
-    key: str | None
+    @property
+    def key(self) -> str | None:
+        """Tells these weights from any others; None where nothing does, so that nothing is kept of them."""
 
     def matrix(self, name: str) -> Stored:
         """A matrix as it is held."""
@@ -48,7 +46,7 @@ class OfNet:
 
     tensors: Mapping[str, Any]
     width: str = "stored"
-    key: None = None
+    key: str | None = None
 
     def matrix(self, name: str) -> Stored:
         tensor = self.tensors[name].detach()
