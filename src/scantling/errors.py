@@ -29,6 +29,8 @@ _EXTRA_OF = {
     "gguf": "gguf",
     "huggingface_hub": "hub",
     "llguidance": "guide",
+    "pyarrow": "data",
+    "datasets": "data",
 }
 
 
