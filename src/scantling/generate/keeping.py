@@ -11,6 +11,7 @@ from scantling.tensor.cache import Cache, RingCache
 
 if TYPE_CHECKING:
     from scantling.model import Model
+    from scantling.parts.transformer import Transformer
 
 KINDS = ("full", "ring")
 
@@ -34,14 +35,14 @@ class Keeping:
     def allocate(self, model: Model, w: Workload) -> Cache:
         """An empty cache for `w.keys` positions of `w.batch` rows."""
         shapes, place = model.parts.named_state(w), (model.dtype, model.device, self.numbers)
-        return RingCache(shapes, reaches(model), *place) if self.kind == "ring" else Cache(shapes, *place)
+        return RingCache(shapes, reaches(model.parts), *place) if self.kind == "ring" else Cache(shapes, *place)
 
 
-def reaches(model: Model) -> dict[str, int | None]:
+def reaches(parts: Transformer) -> dict[str, int | None]:
     """By the path of each slot of the cache how many positions a query reads; None where there is no limit."""
     return {
         f"{path}:{name}": part.visibility.reach
-        for path, part, _ in model.parts.walk()
+        for path, part, _ in parts.walk()
         if hasattr(part, "visibility")
         for name in part.state(Workload())
     }

@@ -310,15 +310,15 @@ class Tokenizer:
         return self.token(token_id) in self._special
 
     @property
+    def definition(self) -> str:
+        """The text of tokenizer.json as the library writes it."""
+        return str(self._library.to_str())
+
+    @property
     def special_ids(self) -> tuple[int, ...]:
         """The ids of all marks, in order."""
         found = (self.id_of(token) for token in self._special)
         return tuple(sorted(token_id for token_id in found if token_id is not None))
-
-    @property
-    def definition(self) -> str:
-        """The text of tokenizer.json as the library writes it."""
-        return str(self._library.to_str())
 
     def files(self) -> dict[str, str]:
         """The texts, by file name, from which `from_folder` and `transformers` read this tokenizer again."""
