@@ -71,6 +71,9 @@ def test_score_rewind_and_select() -> None:
     torch.testing.assert_close(session.score(ids[:, 6:11], last_only=True), wanted[:, 10:11], **close)
     session.select(torch.tensor([1, 1]))
     torch.testing.assert_close(session.step(ids[[1, 1], 11]), wanted[[1, 1], 11], **close)
+    session.rewind(1)
+    session.select(torch.tensor([0, 1, 0]))
+    torch.testing.assert_close(session.step(ids[[1, 1, 1], 11]), wanted[[1, 1, 1], 11], **close)
 
 
 def test_a_kind_of_cache_is_pytorchs() -> None:

@@ -136,15 +136,10 @@ class PackedSession:
         self._lengths = [length - tokens for length in self._lengths]
 
     def select(self, rows: Tensor) -> None:
-        """Make row i what row `rows[i]` was.
-
-        Raises:
-            ScantlingInputError: more rows than there were.
-        """
+        """Make row i what row `rows[i]` was; the number of rows may change."""
         chosen = rows.tolist()
-        if len(chosen) > self._decoder.slots:
-            raise ScantlingInputError(f"{len(chosen)} rows are selected and the cache has {self._decoder.slots}")
-        self._decoder.select(chosen)
+        self._decoder = self._decoder.select(chosen)
+        self.cache = Kept(self._decoder.cache_nbytes)
         self._lengths = [self._lengths[row] for row in chosen]
 
     def _run(self, rows: list[tuple[int, int]], wanted: list[bool]) -> Tensor:

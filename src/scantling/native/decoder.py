@@ -183,13 +183,17 @@ class Decoder:
                 odd = values.min() if values.min() < 0 else values.max()
                 raise ScantlingInputError(f"{what} {odd} is outside 0 to {end - 1}")
 
-    def select(self, rows: Sequence[int]) -> None:
-        """Make slot i what slot rows[i] was."""
-        chosen = list(rows)
-        for places in self._kept:
-            for place in places:
-                slots = self._arena.bytes(place).reshape(self.slots, -1)
-                slots[: len(chosen)] = slots[chosen]
+    def select(self, rows: Sequence[int]) -> Decoder:
+        """A decoder whose slot i is what slot rows[i] is here: this one, or a larger one where there are more rows."""
+        chosen, target = list(rows), self
+        if len(chosen) > self.slots:
+            how = {"threads": self._threads, "quantised": self._quantised}
+            target = Decoder(self.packed, slots=len(chosen), capacity=self.capacity, **how)
+        for own, theirs in zip(self._kept, target._kept, strict=True):
+            for source, place in zip(own, theirs, strict=True):
+                slots = self._arena.bytes(source).reshape(self.slots, -1)
+                target._arena.bytes(place).reshape(target.slots, -1)[: len(chosen)] = slots[chosen]
+        return target
 
     def close(self) -> None:
         """End the threads and give the memory back."""
