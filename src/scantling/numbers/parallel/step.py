@@ -1,0 +1,286 @@
+"""One training step of a layout: what the fullest rank holds, what every link carries, and how long it takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from scantling.numbers.flops import flops
+from scantling.numbers.parallel.assumptions import PASSES, RESERVED
+from scantling.numbers.parallel.communication import Fabric, Traffic
+from scantling.numbers.parallel.layouts import Layout, Mesh
+from scantling.numbers.parallel.memory import Memory, Precision, per_rank, under_way
+from scantling.numbers.parallel.passes import SIZE, Exchange, Pass, block_pass, ways
+from scantling.numbers.parallel.ranks import Rank, kinds, ranks, weights
+from scantling.numbers.parallel.replicas import Room, waited
+from scantling.numbers.parallel.shards import Held, held
+from scantling.numbers.parallel.work import Speed, Work, places, work
+from scantling.parts.heads import Head
+from scantling.parts.part import Step, Workload
+from scantling.parts.transformer import Transformer
+from scantling.units import DTYPE_BYTES
+
+OVERLAPS = ("tensor", "data", "pipeline")
+"""What can hide behind arithmetic: tensor-parallel exchange in the backward, gradients and weights, sends."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained on what.
+
+    Attributes:
+        devices: how many.
+        tokens: positions of a row.
+        sequences: rows of a step.
+        memory: bytes of a device.
+        kernel: of the attention, fused or reference.
+        overlap: of `OVERLAPS`.
+    """
+
+    model: Transformer
+    devices: int
+    tokens: int
+    sequences: int
+    speed: Speed
+    fabric: Fabric
+    memory: int
+    precision: Precision
+    kernel: str = "fused"
+    overlap: frozenset[str] = frozenset(OVERLAPS)
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a step."""
+        return self.tokens * self.sequences
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a step on its critical path.
+
+    Attributes:
+        compute: forward and backward of every micro-batch on the slowest rank.
+        recompute: what the backward computes again.
+        tensor, context, experts, pipeline, data: exchange that is waited for.
+        bubble: while pipeline ranks fill and drain.
+        optimizer: the update.
+    """
+
+    compute: float
+    recompute: float
+    tensor: float
+    context: float
+    experts: float
+    pipeline: float
+    data: float
+    bubble: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """The step."""
+        return float(sum(vars(self).values()))
+
+    @property
+    def exchange(self) -> float:
+        """Everything that waits for a link."""
+        return self.tensor + self.context + self.experts + self.pipeline + self.data
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a layout is predicted to do.
+
+    Attributes:
+        micro_batches: passes per step of each replica.
+        memory: of the fullest rank.
+        traffic: of the slowest rank in a step.
+    """
+
+    layout: Layout
+    micro_batches: int
+    memory: Memory
+    times: Times
+    traffic: tuple[Traffic, ...]
+
+
+class Simulator:
+    """Estimates of layouts of one job; what layouts share is computed once."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.kinds = kinds(job.model)
+        self.weights = weights(job.model, self.kinds)
+        self._places = [places(block) for _, block in self.kinds.blocks]
+        self._passes: dict[tuple[int, Layout], Pass] = {}
+        self._ends: dict[Layout, tuple[Pass, Pass]] = {}
+        self._ranks: dict[tuple[int, int], list[Rank]] = {}
+        self._held: dict[tuple[Rank, int, int], Held] = {}
+
+    def model_flops(self, convention: str) -> int:
+        """Forward and backward of a step: ``full`` square or ``causal`` pairs; nothing that is computed again."""
+        one = flops(self.job.model, Workload(1, self.job.tokens))
+        return self.job.sequences * (one.training if convention == "full" else one.training_visible)
+
+    def estimate(self, layout: Layout) -> Estimate:
+        """Memory, traffic and time of a legal layout."""
+        job, mesh = self.job, layout.mesh
+        micro_batches = job.sequences // (mesh.data * layout.micro_batch)
+        each = [(rank, self._rank_pass(rank, layout)) for rank in self._ranks_of(layout)]
+        slow, one = max(each, key=lambda pair: pair[1].seconds)
+        others = sum(rank.how_many * passed.seconds for rank, passed in each) - one.seconds
+        busiest = max((self._held_by(rank, layout) for rank, _ in each), key=lambda h: h.total)
+        hides = "data" in job.overlap
+        room = Room(hides * one.work.forward, hides * one.work.backward, slow.n_blocks)
+        data, of_replicas = waited(layout, busiest, job.fabric, job.precision, room, micro_batches)
+        sends, of_sends = self._sends(layout, micro_batches)
+        times = Times(
+            compute=micro_batches * (one.work.forward + one.work.backward + self._summing(busiest)),
+            recompute=micro_batches * one.again,
+            tensor=micro_batches * one.tensor,
+            context=micro_batches * one.context,
+            experts=micro_batches * one.experts,
+            pipeline=sends,
+            data=data,
+            bubble=others / layout.virtual,
+            optimizer=self._update(layout, busiest),
+        )
+        inner = _merged(tuple(replace(t, times=micro_batches * t.times) for t in one.traffic))
+        memory = max((self._memory(rank, layout, micro_batches) for rank, _ in each), key=lambda m: m.total)
+        return Estimate(layout, micro_batches, memory, times, (*inner, *of_sends, *of_replicas))
+
+    def _ranks_of(self, layout: Layout) -> list[Rank]:
+        key = (layout.mesh.pipeline, layout.virtual)
+        if key not in self._ranks:
+            self._ranks[key] = ranks(self.kinds.order, layout)
+        return self._ranks[key]
+
+    def _held_by(self, rank: Rank, layout: Layout) -> Held:
+        key = (rank, layout.mesh.tensor, layout.mesh.expert)
+        if key not in self._held:
+            self._held[key] = self.weights.of(rank, layout.mesh.tensor, layout.mesh.expert)
+        return self._held[key]
+
+    def _rank_pass(self, rank: Rank, layout: Layout) -> Pass:
+        """One micro-batch on a pipeline rank."""
+        inner = _inner(layout)
+        total = Pass()
+        for kind, n in rank.blocks:
+            total += self._block_pass(kind, inner).times(n)
+        opening, closing = self._outer_passes(inner)
+        return total + (opening if rank.opens else Pass()) + (closing if rank.closes else Pass())
+
+    def _block_pass(self, kind: int, inner: Layout) -> Pass:
+        key = (kind, inner)
+        if key not in self._passes:
+            stack, block = self.kinds.blocks[kind]
+            links = Exchange(self.job.fabric, inner, "tensor" in self.job.overlap)
+            args = (block, self._places[kind], self._workload(inner, stack), inner, self.job.speed, links)
+            self._passes[key] = block_pass(*args)
+        return self._passes[key]
+
+    def _workload(self, inner: Layout, stack: str) -> Workload:
+        w = Workload(inner.micro_batch, self.job.tokens, training=True, kernel=self.job.kernel)
+        return replace(w, tokens=w.sources) if stack == "encoder" else w
+
+    def _outer_passes(self, inner: Layout) -> tuple[Pass, Pass]:
+        """What stands before the blocks and after them; the scores are kept in float32 for the loss."""
+        if inner not in self._ends:
+            w = replace(self._workload(inner, "decoder"), unrolled=True)
+            where = places(self.job.model)
+            rows = [step for step in self.job.model.steps(w) if ".blocks." not in step.path]
+            after = [step for step in rows if _closes(step)]
+            before = [step for step in rows if not _closes(step)]
+            links = Exchange(self.job.fabric, inner, False)
+            stream = w.batch * w.tokens * self.job.model.d_model * SIZE // inner.mesh.context
+            seconds, traffic = links.reductions(stream, 1)
+            split = ways(inner)
+            scores = self._scores(w, split.inside)
+            opening = Pass(work(before, where, split, self.job.speed), tensor=2 * seconds, traffic=traffic)
+            closing = Pass(
+                work(after, where, split, self.job.speed) + scores, tensor=2 * seconds, traffic=traffic
+            )
+            self._ends[inner] = opening, closing
+        return self._ends[inner]
+
+    def _scores(self, w: Workload, shared: int) -> Work:
+        """The loss: logits in float32, once more than the head's own, forward and backward."""
+        head = self.job.model.head
+        if not isinstance(head, Head):
+            return Work()
+        size = w.batch * w.tokens * head.rows / shared * DTYPE_BYTES["float32"]
+        seconds = PASSES * size / self.job.speed.memory
+        return Work(others=seconds, backward_others=seconds, saved=size)
+
+    def _sends(self, layout: Layout, micro_batches: int) -> tuple[float, tuple[Traffic, ...]]:
+        """Activations to the next rank and their gradients back, for each chunk, each tensor rank its share."""
+        mesh, job = layout.mesh, self.job
+        if mesh.pipeline == 1:
+            return 0.0, ()
+        size = layout.micro_batch * job.tokens * job.model.d_model * SIZE // (mesh.context * mesh.tensor)
+        stride = mesh.tensor * mesh.replicas
+        times = 2 * layout.virtual * micro_batches
+        one = job.fabric.seconds("send", 2, stride, size)
+        # Overlapped, only the first micro-batch's way through the ranks is waited for.
+        waits = 2 * (mesh.pipeline - 1) if "pipeline" in job.overlap else times + 2 * (mesh.pipeline - 1)
+        return waits * one, (Traffic("pipeline", "send", 2, 2 * stride <= job.fabric.per_node, size, times),)
+
+    def _summing(self, held: Held) -> float:
+        """Seconds of adding a micro-batch's gradients to the sum."""
+        return 2 * self.job.precision.gradients * held.total / self.job.speed.memory
+
+    def _update(self, layout: Layout, held: Held) -> float:
+        """Seconds of the optimizer: the state read and written, gradients read, weights written."""
+        size = self.job.precision
+        moved = 2 * size.state + size.gradients + size.weights
+        return per_rank(held, layout.sharing, layout.zero >= 1, moved) / self.job.speed.memory
+
+    def _memory(self, rank: Rank, layout: Layout, micro_batches: int) -> Memory:
+        mesh, size, has = layout.mesh, self.job.precision, self._held_by(rank, layout)
+        inner = _inner(layout)
+        kept = sum(n * self._block_pass(kind, inner).work.saved for kind, n in rank.blocks)
+        opening, closing = self._outer_passes(inner)
+        kept += opening.work.saved if rank.opens else 0.0
+        loss = closing.work.saved if rank.closes else 0.0
+        working = max((self._block_pass(kind, inner).working for kind, _ in rank.blocks), default=0.0)
+        flights = under_way(rank.first_of, mesh.pipeline, layout.virtual, micro_batches)
+        return Memory(
+            weights=per_rank(has, layout.sharing, layout.zero == 3, size.weights),
+            gradients=per_rank(has, layout.sharing, layout.zero >= 2, size.gradients),
+            optimizer=per_rank(has, layout.sharing, layout.zero >= 1, size.state),
+            activations=math.ceil(flights * kept),
+            work=math.ceil(loss + working) + self._whole(rank, layout, has),
+            reserved=math.ceil(RESERVED * self.job.memory),
+        )
+
+    def _whole(self, rank: Rank, layout: Layout, has: Held) -> int:
+        """Bytes of shared weights and gradients that are whole at a time: a chunk's, or those of the largest block.
+
+        Of weights there are two: one that is used and the next.
+        """
+        mesh, size = layout.mesh, self.job.precision
+        if layout.zero < 2 or layout.sharing[0] == 1:
+            return 0
+        pieces = (held(list(p), mesh.tensor, mesh.expert).total for p, _ in self.weights.pieces(rank))
+        unit = -(-has.total // layout.virtual) if layout.virtual > 1 else max(pieces)
+        return unit * (size.gradients + (2 * size.weights if layout.zero == 3 else 0))
+
+
+def _inner(layout: Layout) -> Layout:
+    """What of a layout decides a pass through a block."""
+    mesh = Mesh(1, layout.mesh.tensor, 1, layout.mesh.context, layout.mesh.expert)
+    return replace(layout, mesh=mesh, zero=0, shards=None, virtual=1)
+
+
+def _closes(step: Step) -> bool:
+    """Whether a row stands after the blocks."""
+    return step.path.startswith(("head", ":loss")) or step.path.endswith(".final_norm")
+
+
+def _merged(traffic: tuple[Traffic, ...]) -> tuple[Traffic, ...]:
+    """Equal exchanges together."""
+    sums: dict[Traffic, int] = {}
+    for each in traffic:
+        key = replace(each, times=0)
+        sums[key] = sums.get(key, 0) + each.times
+    return tuple(replace(key, times=times) for key, times in sums.items())
