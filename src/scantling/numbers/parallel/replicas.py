@@ -84,18 +84,18 @@ class Room:
 
     Attributes:
         forward, backward: seconds of one micro-batch; 0 where nothing overlaps.
-        blocks: of the rank; what belongs to the one at the edge cannot hide.
+        pieces: that gradients and weights come in, chunks or blocks; what belongs to the one at the edge cannot hide.
     """
 
     forward: float
     backward: float
-    blocks: int
+    pieces: int
 
     def exposed(self, phase: Phase, per_pass: float, passes: float) -> float:
         """Seconds per step that are waited for, with `passes` micro-batches of `per_pass` seconds beside each time."""
         if per_pass == 0.0:
             return phase.times * phase.seconds
-        edge = 1 / max(1, self.blocks)
+        edge = 1 / max(1, self.pieces)
         return phase.times * max(phase.seconds * edge, phase.seconds - passes * per_pass * (1 - edge))
 
 
@@ -104,21 +104,22 @@ def waited(
 ) -> tuple[float, tuple[Traffic, ...]]:
     """Seconds of a step that wait for replicas, and what they exchange.
 
-    Stages 0 and 1 of ZeRO sum gradients once, behind the backward of the last micro-batch; 1 and 2 gather new weights
-    once, behind the forward of the first. Stage 2 scatters gradients in every round, stage 3 also gathers the weights
-    for its forward and again for its backward: 3 times the parameters where 0 sends 2 (arXiv:1910.02054, section 7).
+    Stages 0 and 1 of ZeRO sum gradients once, behind the last backward: of one micro-batch, or of a round where chunks
+    take turns. 1 and 2 gather new weights once, behind the first forward. Stage 2 scatters gradients in every round;
+    stage 3 also gathers the weights for its forward and again for its backward: 3 times the parameters where 0 sends 2
+    (arXiv:1910.02054, section 7).
     """
     which = groups(layout, held)
-    rounds = layout.rounds(micro_batches) if layout.zero >= 2 else 1
-    passes = micro_batches / rounds if layout.zero >= 2 else 1.0
+    rounds = layout.rounds(micro_batches)
+    passes = micro_batches / rounds
     if layout.zero == 0:
         sums = _sum(which, fabric, size.gradients)
     else:
-        sums = _scatter(which, fabric, size.gradients, rounds)
+        sums = _scatter(which, fabric, size.gradients, rounds if layout.zero >= 2 else 1)
     if layout.zero < 3:
-        seconds = room.exposed(sums, room.backward, passes)
         new = _gather(which if layout.zero else [], fabric, size.weights, 1)
-        return seconds + room.exposed(new, room.forward, 1.0), (*sums.traffic, *new.traffic)
+        seconds = room.exposed(sums, room.backward, passes) + room.exposed(new, room.forward, passes)
+        return seconds, (*sums.traffic, *new.traffic)
     once = _gather(which, fabric, size.weights, rounds)
     both = Phase(once.seconds + sums.seconds, rounds, ())
     twice = tuple(_more(t, 2) for t in once.traffic)

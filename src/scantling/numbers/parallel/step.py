@@ -94,14 +94,12 @@ class Estimate:
     Attributes:
         micro_batches: passes per step of each replica.
         memory: of the fullest rank.
-        traffic: of the slowest rank in a step.
     """
 
     layout: Layout
     micro_batches: int
     memory: Memory
     times: Times
-    traffic: tuple[Traffic, ...]
 
 
 class Simulator:
@@ -111,10 +109,13 @@ class Simulator:
         self.job = job
         self.kinds = kinds(job.model)
         self.weights = weights(job.model, self.kinds)
+        self._shell = _without_blocks(job.model)
+        self._outside = places(self._shell)
         self._places = [places(block) for _, block in self.kinds.blocks]
         self._passes: dict[tuple[int, Layout], Pass] = {}
         self._ends: dict[Layout, tuple[Pass, Pass]] = {}
         self._ranks: dict[tuple[int, int], list[Rank]] = {}
+        self._whole_passes: dict[tuple[Rank, Layout], Pass] = {}
         self._held: dict[tuple[Rank, int, int], Held] = {}
 
     def model_flops(self, convention: str) -> int:
@@ -123,31 +124,45 @@ class Simulator:
         return self.job.sequences * (one.training if convention == "full" else one.training_visible)
 
     def estimate(self, layout: Layout) -> Estimate:
-        """Memory, traffic and time of a legal layout."""
-        job, mesh = self.job, layout.mesh
-        micro_batches = job.sequences // (mesh.data * layout.micro_batch)
-        each = [(rank, self._rank_pass(rank, layout)) for rank in self._ranks_of(layout)]
+        """Memory and time of a legal layout."""
+        micro_batches = self.job.sequences // (layout.mesh.data * layout.micro_batch)
+        inner = _inner(layout)
+        each = [(rank, self._rank_pass(rank, inner)) for rank in self._ranks_of(layout)]
         slow, one = max(each, key=lambda pair: pair[1].seconds)
         others = sum(rank.how_many * passed.seconds for rank, passed in each) - one.seconds
-        busiest = max((self._held_by(rank, layout) for rank, _ in each), key=lambda h: h.total)
-        hides = "data" in job.overlap
-        room = Room(hides * one.work.forward, hides * one.work.backward, slow.n_blocks)
-        data, of_replicas = waited(layout, busiest, job.fabric, job.precision, room, micro_batches)
-        sends, of_sends = self._sends(layout, micro_batches)
+        held_most = self._fullest(layout)
         times = Times(
-            compute=micro_batches * (one.work.forward + one.work.backward + self._summing(busiest)),
+            compute=micro_batches * (one.work.forward + one.work.backward + self._summing(held_most)),
             recompute=micro_batches * one.again,
             tensor=micro_batches * one.tensor,
             context=micro_batches * one.context,
             experts=micro_batches * one.experts,
-            pipeline=sends,
-            data=data,
+            pipeline=self._sends(layout, micro_batches)[0],
+            data=self._replicas(layout, slow, one, micro_batches)[0],
             bubble=others / layout.virtual,
-            optimizer=self._update(layout, busiest),
+            optimizer=self._update(layout, held_most),
         )
-        inner = _merged(tuple(replace(t, times=micro_batches * t.times) for t in one.traffic))
-        memory = max((self._memory(rank, layout, micro_batches) for rank, _ in each), key=lambda m: m.total)
-        return Estimate(layout, micro_batches, memory, times, (*inner, *of_sends, *of_replicas))
+        memory = max((self._memory(rank, layout, inner, micro_batches) for rank, _ in each), key=lambda m: m.total)
+        return Estimate(layout, micro_batches, memory, times)
+
+    def traffic(self, layout: Layout) -> tuple[Traffic, ...]:
+        """What the slowest rank exchanges in a step."""
+        micro_batches = self.job.sequences // (layout.mesh.data * layout.micro_batch)
+        each = [(rank, self._rank_pass(rank, _inner(layout))) for rank in self._ranks_of(layout)]
+        slow, one = max(each, key=lambda pair: pair[1].seconds)
+        inside = _merged(tuple(replace(t, times=micro_batches * t.times) for t in one.traffic))
+        sends = self._sends(layout, micro_batches)[1]
+        return (*inside, *sends, *self._replicas(layout, slow, one, micro_batches)[1])
+
+    def _fullest(self, layout: Layout) -> Held:
+        return max((self._held_by(rank, layout) for rank in self._ranks_of(layout)), key=lambda h: h.total)
+
+    def _replicas(self, layout: Layout, rank: Rank, one: Pass, micro_batches: int) -> tuple[float, tuple[Traffic, ...]]:
+        """Seconds that wait for replicas, and their traffic."""
+        job, hides = self.job, "data" in self.job.overlap
+        pieces = layout.virtual if layout.virtual > 1 else rank.n_blocks
+        room = Room(hides * one.work.forward, hides * one.work.backward, pieces)
+        return waited(layout, self._fullest(layout), job.fabric, job.precision, room, micro_batches)
 
     def _ranks_of(self, layout: Layout) -> list[Rank]:
         key = (layout.mesh.pipeline, layout.virtual)
@@ -161,14 +176,17 @@ class Simulator:
             self._held[key] = self.weights.of(rank, layout.mesh.tensor, layout.mesh.expert)
         return self._held[key]
 
-    def _rank_pass(self, rank: Rank, layout: Layout) -> Pass:
+    def _rank_pass(self, rank: Rank, inner: Layout) -> Pass:
         """One micro-batch on a pipeline rank."""
-        inner = _inner(layout)
-        total = Pass()
-        for kind, n in rank.blocks:
-            total += self._block_pass(kind, inner).times(n)
-        opening, closing = self._outer_passes(inner)
-        return total + (opening if rank.opens else Pass()) + (closing if rank.closes else Pass())
+        key = (rank, inner)
+        if key not in self._whole_passes:
+            total = Pass()
+            for kind, n in rank.blocks:
+                total += self._block_pass(kind, inner).times(n)
+            opening, closing = self._outer_passes(inner)
+            total += opening if rank.opens else Pass()
+            self._whole_passes[key] = total + (closing if rank.closes else Pass())
+        return self._whole_passes[key]
 
     def _block_pass(self, kind: int, inner: Layout) -> Pass:
         key = (kind, inner)
@@ -184,24 +202,21 @@ class Simulator:
         return replace(w, tokens=w.sources) if stack == "encoder" else w
 
     def _outer_passes(self, inner: Layout) -> tuple[Pass, Pass]:
-        """What stands before the blocks and after them; the scores are kept in float32 for the loss."""
-        if inner not in self._ends:
-            w = replace(self._workload(inner, "decoder"), unrolled=True)
-            where = places(self.job.model)
-            rows = [step for step in self.job.model.steps(w) if ".blocks." not in step.path]
+        """What stands before the blocks and after them; it is never computed again."""
+        key = replace(inner, recompute="none", mesh=replace(inner.mesh, expert=1))
+        if key not in self._ends:
+            w = self._workload(inner, "decoder")
+            rows = list(self._shell.steps(w))
             after = [step for step in rows if _closes(step)]
             before = [step for step in rows if not _closes(step)]
             links = Exchange(self.job.fabric, inner, False)
-            stream = w.batch * w.tokens * self.job.model.d_model * SIZE // inner.mesh.context
+            stream = w.batch * w.tokens * self._shell.d_model * SIZE // inner.mesh.context
             seconds, traffic = links.reductions(stream, 1)
-            split = ways(inner)
-            scores = self._scores(w, split.inside)
-            opening = Pass(work(before, where, split, self.job.speed), tensor=2 * seconds, traffic=traffic)
-            closing = Pass(
-                work(after, where, split, self.job.speed) + scores, tensor=2 * seconds, traffic=traffic
-            )
-            self._ends[inner] = opening, closing
-        return self._ends[inner]
+            split, fast = ways(inner), self.job.speed
+            opening = Pass(work(before, self._outside, split, fast), tensor=2 * seconds, traffic=traffic)
+            scored = work(after, self._outside, split, fast) + self._scores(w, split.inside)
+            self._ends[key] = opening, Pass(scored, tensor=2 * seconds, traffic=traffic)
+        return self._ends[key]
 
     def _scores(self, w: Workload, shared: int) -> Work:
         """The loss: logits in float32, once more than the head's own, forward and backward."""
@@ -235,21 +250,17 @@ class Simulator:
         moved = 2 * size.state + size.gradients + size.weights
         return per_rank(held, layout.sharing, layout.zero >= 1, moved) / self.job.speed.memory
 
-    def _memory(self, rank: Rank, layout: Layout, micro_batches: int) -> Memory:
-        mesh, size, has = layout.mesh, self.job.precision, self._held_by(rank, layout)
-        inner = _inner(layout)
-        kept = sum(n * self._block_pass(kind, inner).work.saved for kind, n in rank.blocks)
-        opening, closing = self._outer_passes(inner)
-        kept += opening.work.saved if rank.opens else 0.0
-        loss = closing.work.saved if rank.closes else 0.0
-        working = max((self._block_pass(kind, inner).working for kind, _ in rank.blocks), default=0.0)
-        flights = under_way(rank.first_of, mesh.pipeline, layout.virtual, micro_batches)
+    def _memory(self, rank: Rank, layout: Layout, inner: Layout, micro_batches: int) -> Memory:
+        size, has = self.job.precision, self._held_by(rank, layout)
+        whole = self._rank_pass(rank, inner)
+        loss = self._outer_passes(inner)[1].work.saved if rank.closes else 0.0
+        flights = under_way(rank.first_of, layout.mesh.pipeline, layout.virtual, micro_batches)
         return Memory(
             weights=per_rank(has, layout.sharing, layout.zero == 3, size.weights),
             gradients=per_rank(has, layout.sharing, layout.zero >= 2, size.gradients),
             optimizer=per_rank(has, layout.sharing, layout.zero >= 1, size.state),
-            activations=math.ceil(flights * kept),
-            work=math.ceil(loss + working) + self._whole(rank, layout, has),
+            activations=math.ceil(flights * (whole.work.saved - loss)),
+            work=math.ceil(loss + whole.working) + self._whole(rank, layout, has),
             reserved=math.ceil(RESERVED * self.job.memory),
         )
 
@@ -264,6 +275,11 @@ class Simulator:
         pieces = (held(list(p), mesh.tensor, mesh.expert).total for p, _ in self.weights.pieces(rank))
         unit = -(-has.total // layout.virtual) if layout.virtual > 1 else max(pieces)
         return unit * (size.gradients + (2 * size.weights if layout.zero == 3 else 0))
+
+
+def _without_blocks(model: Transformer) -> Transformer:
+    """The same model with empty stacks."""
+    return replace(model, **{name: replace(stack, blocks=()) for name, stack in model.stacks.items()})
 
 
 def _inner(layout: Layout) -> Layout:
