@@ -322,6 +322,6 @@ def test_the_commands_print_tables(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = call(capsys, "roofline", "llama-3-8b", "--device", "H100", "--batch", "8")
     assert (status, err) == (0, "")
     assert "memory" in out
-    assert "fit into 80.0 GB" in out
+    assert "fit into 85.5 GB" in out
     data = answer(capsys, "roofline", "gpt2", "--device", "l4", "--dtype", "fp8")
     assert (data["context"], data["dense_peak_tflops"], data["fits"]) == (1024, 242.5, True)

@@ -13,9 +13,9 @@ from scantling.cli.plan_tables import Answer
 from scantling.errors import ScantlingInputError
 from scantling.numbers.hardware import Device, device
 from scantling.numbers.parallel.communication import fabric
+from scantling.numbers.parallel.job import OVERLAPS, Job
 from scantling.numbers.parallel.layouts import RECOMPUTE
 from scantling.numbers.parallel.memory import PRECISIONS, precision
-from scantling.numbers.parallel.step import OVERLAPS, Job
 from scantling.numbers.parallel.work import speed
 from scantling.study.plan import Choices, checked, plan
 from scantling.units import parse_count

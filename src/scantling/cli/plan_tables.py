@@ -10,8 +10,9 @@ from scantling.cli import show
 from scantling.numbers.hardware import Device
 from scantling.numbers.parallel.assumptions import TEXT
 from scantling.numbers.parallel.communication import Traffic
+from scantling.numbers.parallel.job import Estimate
 from scantling.numbers.parallel.memory import precision
-from scantling.numbers.parallel.step import Estimate, Simulator
+from scantling.numbers.parallel.step import Simulator
 from scantling.study.plan import Lost, Plan, described
 from scantling.units import bytes_text, count_text
 
@@ -70,7 +71,7 @@ def _print_head(a: Answer) -> None:
 
 
 def _print_ranked(a: Answer) -> None:
-    columns = ("", "layout", "micro-batches", "memory", "bubble", "exchange", "seconds", "tokens/s each", "MFU", "causal")
+    columns = ("", "layout", "micro-batches", "memory", "bubble", "exchange", "seconds", "tokens/s each")
     rows = []
     for i, e in enumerate(a.shown, 1):
         total = e.times.total
@@ -88,7 +89,7 @@ def _print_ranked(a: Answer) -> None:
                 _percent(a.found.mfu(e, "causal")),
             )
         )
-    show.table(columns, rows)
+    show.table((*columns, "MFU", "causal"), rows)
 
 
 def _percent(share: float) -> str:
@@ -98,7 +99,8 @@ def _percent(share: float) -> str:
 def _print_best(a: Answer) -> None:
     best, job = a.found.ranked[0], a.found.job
     memory, total = best.memory, best.times.total
-    lines = [(name, n, bytes_text(n)) for name, n in [*vars(memory).items(), ("all", memory.total), ("device", job.memory)]]
+    sizes = vars(memory) | {"all": memory.total, "device": job.memory}
+    lines = [(name, n, bytes_text(n)) for name, n in sizes.items()]
     show.table(("memory of the fullest rank", "bytes", ""), lines, title="the first layout")
     times = [(name, f"{1000 * t:,.1f} ms", _percent(t / total)) for name, t in vars(best.times).items() if t]
     show.table(("time of a step", "", ""), [*times, ("all", f"{1000 * total:,.1f} ms", "")])
@@ -115,7 +117,9 @@ def _print_lost(a: Answer) -> None:
     chosen = _examples(a.found)
     if not chosen:
         return
-    rows = [(str(lost.mesh) if lost.estimate is None else described(lost.estimate.layout), lost.clause) for lost in chosen]
+    rows = [
+        (str(lost.mesh) if lost.estimate is None else described(lost.estimate.layout), lost.clause) for lost in chosen
+    ]
     show.table(("others", "why they lose"), rows)
     counted = Counter(lost.why for lost in a.found.lost)
     show.say("all others by reason: " + ", ".join(f"{why} {n:,}" for why, n in counted.most_common()))

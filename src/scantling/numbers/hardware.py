@@ -29,7 +29,7 @@ _ALSO = {
     "uint8": "int8",
 }
 _TABLE = Path(__file__).with_name("hardware.yaml")
-_POSITIVE = ("memory_gb", "memory_gb_per_s", "link_gb_per_s", "network_gb_per_s", "watts")
+_POSITIVE = ("memory_gb", "memory_mib", "memory_gb_per_s", "link_gb_per_s", "network_gb_per_s", "watts")
 _RATES = ("dense_tflops", "reached_tflops")
 
 
@@ -39,7 +39,8 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         dense_tflops: TFLOP/s (int8: TOP/s) by arithmetic, without structured sparsity.
         sparsity: the vendor also prints twice these rates, for matrices of which half is zero.
-        memory_gb: capacity, 10^9 bytes.
+        memory_gb: capacity as the vendor prints it, 10^9 bytes.
+        memory_mib: capacity as the driver reports it, 2^20 bytes.
         memory_gb_per_s: peak bandwidth, 10^9 bytes per second.
         link_gb_per_s: all links to the other devices of the node or pod, in one direction.
         network_gb_per_s: between nodes, one device's share, in one direction.
@@ -54,6 +55,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dense_tflops: dict[str, float] = {}
     sparsity: bool = False
     memory_gb: float | None = None
+    memory_mib: float | None = None
     memory_gb_per_s: float | None = None
     link_gb_per_s: float | None = None
     network_gb_per_s: float | None = None
@@ -75,7 +77,9 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def memory_bytes(self) -> int | None:
-        """Capacity in bytes."""
+        """Capacity in bytes: what the driver reports, or else what the vendor prints."""
+        if self.memory_mib is not None:
+            return round(self.memory_mib * 2**20)
         return None if self.memory_gb is None else round(self.memory_gb * 1e9)
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 from scantling.parts.leaf import Norm
 from scantling.parts.part import Part, Step, Workload
-from scantling.parts.saved import Value, dropped
+from scantling.parts.saved import Value
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,6 @@ class ParallelBlock(Part):
 
 def _added(path: str, w: Workload, d_model: int, formula: str, dropout: float, updates: int = 1) -> Step:
     note, shape = "Adds to the stream; nothing is overwritten.", (w.batch, w.tokens, d_model)
-    masks = [dropped(math.prod(shape)) for _ in range(updates)] if dropout else []
+    masks = [w.dropped(math.prod(shape)) for _ in range(updates)] if dropout else []
     out = Value("stream", math.prod(shape))
     return Step(path, "residual add", shape, formula=formula, note=note, saved=w.keep(*masks), out=out)

@@ -134,6 +134,8 @@ class RMSNorm(Part):
     def _saved(self, w: Workload) -> tuple[Value, ...]:
         """On CPU torch computes the norm of 16-bit vectors in float32, step by step."""
         rows = math.prod(w.rows)
+        if w.accelerator:
+            return w.read(rows * self.d), Value("1 / size of each vector", rows, WIDE)
         wide = DTYPE_BYTES[w.dtype] <= 2 or self.plus_one
         x = w.read(rows * self.d)
         read, size = w.cast(x, rows * self.d, WIDE) if wide else x, WIDE if wide else None
@@ -213,6 +215,8 @@ class HeadNorm(Part):
     def _saved(self, w: Workload) -> tuple[Value, ...]:
         rows = w.batch * self.n_heads * w.tokens
         x = w.read(rows * self.d)
+        if w.accelerator:
+            return x, Value("1 / size of each vector", rows, WIDE)
         read = Value("centred vectors", rows * self.d, WIDE) if self.centred else w.cast(x, rows * self.d, WIDE)
         sized = Value("vectors of size 1", rows * self.d, WIDE)
         gain = () if w.dtype == WIDE else (Value("w in float32", self.params, WIDE),)

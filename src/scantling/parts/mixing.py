@@ -9,7 +9,7 @@ from itertools import chain
 from scantling.parts.leaf import WIDE
 from scantling.parts.part import Step, Workload
 from scantling.parts.position import NoPosition, Position
-from scantling.parts.saved import Value, dropped, region
+from scantling.parts.saved import Value, region
 from scantling.visibility import Visibility
 
 ROWS = 256
@@ -110,7 +110,8 @@ class Mixing:
         pairs, visible = self._flops(w)
         width = self.d_head + self.d_value
         out = Value("mixed values", w.batch * self.n_heads * w.tokens * self.d_value)
-        saved, before = self._in_torch(w, (q, k, v), out) if self.native else self._in_blocks(w, q, k, v)
+        one = self.native or w.accelerator
+        saved, before = self._in_torch(w, (q, k, v), out) if one else self._in_blocks(w, q, k, v)
         yield Step(
             ":mixed",
             "attention (fused)",
@@ -141,7 +142,7 @@ class Mixing:
 
     def _masked(self, w: Workload) -> bool:
         """Whether the fused kernel is given a mask, and not only told of the causal triangle."""
-        if self.visibility is None or not self._hides(w):
+        if w.accelerator or self.visibility is None or not self._hides(w):
             return False
         told = w.past == 0 and self.native and self.position.shift(w, 1) is None
         return self._odd(w, self.visibility) or not told
@@ -152,6 +153,8 @@ class Mixing:
     def pieces(self, w: Workload) -> list[Piece]:
         """The blocks of queries of the fused kernel."""
         keys, masked = self.keys(w), self._masked(w)
+        if w.accelerator:
+            return [Piece(w.tokens, keys, True)]
         if self.native and not masked and self.position.shift(w, 1) is None:
             return [Piece(w.tokens, keys, True)]
         found = []
@@ -165,7 +168,10 @@ class Mixing:
         return found
 
     def _in_torch(self, w: Workload, read: tuple[Value, Value, Value], out: Value) -> tuple[list[Value], int]:
-        """Queries, keys and values once; of each call its mask in numbers, its output and the log of its sums."""
+        """Queries, keys and values once; of each call its mask in numbers, its output and the log of its sums.
+
+        On an accelerator it is one call that knows of windows, slopes and dropout without a table.
+        """
         saved, pieces = list(read), self.pieces(w)
         pairs, _ = self._flops(w)
         for piece in pieces:
@@ -174,7 +180,7 @@ class Mixing:
             if self._masked(w):
                 numel = self._rows_of_mask(w) * piece.rows * piece.keys * (self.n_heads if shift else 1)
                 saved.append(Value("mask", numel))
-            elif shift:
+            elif shift and (shift.trained or not w.accelerator):
                 saved.append(Value("shift of the scores", shift.numel))
             saved.append(out if len(pieces) == 1 else Value("mixed values of a block", heads * self.d_value))
             saved.append(Value("log of each row's sum", heads, None if w.dtype == "float64" else WIDE))
@@ -204,12 +210,16 @@ class Mixing:
             scores.append(Value("tanh of the scores", numel))
         if shift := self.position.shift(w, piece.rows):
             scores += shift.saved
+        if w.accelerator:
+            soft = Value("weights", numel)
+            after = [w.dropped(numel), Value("weights after dropout", numel)] if self.dropout else [soft]
+            return scores, [soft], [*after, v]
         wide = Value("weights in float32", numel + (w.batch * self.n_heads * piece.rows if self.sinks else 0), WIDE)
         weights, mixed = [wide], [w.cast(wide, numel, w.dtype)]
         if self._hides(w):
             weights.append(Value("mask", self._rows_of_mask(w) * piece.rows * piece.keys, "bool"))
         if self.dropout:
-            mixed = [dropped(numel), Value("weights after dropout", numel)]
+            mixed = [w.dropped(numel), Value("weights after dropout", numel)]
         return scores, weights, [*mixed, v]
 
 

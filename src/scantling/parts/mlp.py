@@ -100,11 +100,13 @@ class GatedMLP(Part):
         up = yield from self.steps_of("up", w, "up", "Widens each token's vector.")
         formula = f"{self.act}(gate) * up" if self.clamp is None else "(up + 1) * gate * sigmoid(alpha gate), clamped"
         note, shape, op = "The gate scales each hidden channel.", (*w.rows, self.d_ff), f"{self.act}(gate) x up"
-        hidden, saved = Value("hidden", math.prod(shape)), w.keep(*self._saved(gate, up, math.prod(shape)))
+        hidden, saved = Value("hidden", math.prod(shape)), w.keep(*self._saved(w, gate, up, math.prod(shape)))
         yield Step(":hidden", op, shape, formula=formula, note=note, saved=saved, out=hidden)
         yield from self.steps_of("down", w.on(hidden), "down", "Back to the stream's width.")
 
-    def _saved(self, gate: Value, up: Value, numel: int) -> tuple[Value, ...]:
+    def _saved(self, w: Workload, gate: Value, up: Value, numel: int) -> tuple[Value, ...]:
+        if w.accelerator:
+            return gate, up
         if self.clamp is None:
             passed, kept = activated(self.act, gate, numel)
             return *kept, passed, up

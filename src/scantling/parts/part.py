@@ -38,6 +38,8 @@ class Workload:
         prefix_lengths: of each row, in layers with a prefix; () where no row has one.
         dtype: of weights and activations, which decides what a training pass keeps.
         recompute: what a training pass computes again in the backward: ``none``, ``selective``, ``block``.
+        accelerator: norms, gates, attention and dropout keep what one kernel each needs, as libraries for accelerators
+            have them; without it, what torch's operators keep on CPU.
         x: what the part reads, known inside a training pass.
         beside: what it reads besides: the encoder's output, or where each expert's rows end.
     """
@@ -54,6 +56,7 @@ class Workload:
     prefix_lengths: tuple[int, ...] = ()
     dtype: str = "float32"
     recompute: str = "none"
+    accelerator: bool = False
     x: Value | None = None
     beside: Value | None = None
 
@@ -102,6 +105,11 @@ class Workload:
     def keep(self, *values: Value) -> tuple[Value, ...]:
         """The values in training, nothing in inference."""
         return values if self.training else ()
+
+    def dropped(self, numel: int) -> Value:
+        """What dropout keeps: one byte for each number (arXiv:2205.05198, section 4.1), or, as torch on CPU multiplies
+        by zeros and 1 / (1 - p), a factor in the dtype of what it drops."""
+        return Value("factors of dropout", numel, "bool" if self.accelerator else None)
 
     def cast(self, x: Value, numel: int, dtype: str) -> Value:
         """`x`, of which `numel` elements are meant, in `dtype`: itself where that is what it has."""

@@ -42,11 +42,6 @@ class Value:
         return self.numel * DTYPE_BYTES[self.dtype or activations]
 
 
-def dropped(numel: int) -> Value:
-    """What dropout keeps: on CPU torch multiplies by zeros and 1 / (1 - p) in the dtype of what it drops."""
-    return Value("factors of dropout", numel)
-
-
 def flowing(steps: Iterable[Step], x: Value | None) -> Generator[Step, None, Value]:
     """The same rows; returns what the last of them passes on, which is `x` where there are none."""
     last = None

@@ -10,7 +10,7 @@ from typing import Any
 from scantling.parts.leaf import Embedding, Linear, Norm
 from scantling.parts.part import Child, Part, Step, Workload, cycles
 from scantling.parts.position import Position
-from scantling.parts.saved import dropped, flowing, region
+from scantling.parts.saved import flowing, region
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Stack(Part):
 
     def _dropout_step(self, w: Workload) -> Step:
         shape = (*w.rows, self.width)
-        saved, note = (dropped(math.prod(shape)),), "A part of the channels is 0 in each training pass."
+        saved, note = (w.dropped(math.prod(shape)),), "A part of the channels is 0 in each training pass."
         formula = f"x * mask / {1 - self.dropout:g}"
         return Step(":dropped", "dropout", shape, formula=formula, note=note, saved=saved)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from scantling.errors import ScantlingInputError
+from scantling.numbers.parallel.job import Estimate, Job
 from scantling.numbers.parallel.layouts import (
     Layout,
     Limits,
@@ -17,7 +18,7 @@ from scantling.numbers.parallel.layouts import (
     refusal,
     virtual_sizes,
 )
-from scantling.numbers.parallel.step import Estimate, Job, Simulator
+from scantling.numbers.parallel.step import Simulator
 from scantling.units import bytes_text
 
 MOST_ROWS = 16
@@ -187,7 +188,8 @@ def _order(estimate: Estimate) -> tuple[float, ...]:
 def _meshes(job: Job, choices: Choices, has: Limits) -> Iterator[Mesh]:
     most = min(job.fabric.per_node, MOST_TENSOR) if choices.tensor is None else max(choices.tensor)
     for mesh in meshes(job.devices, most):
-        if not choices.allows(mesh) or (choices.context is None and mesh.context > max(1, job.tokens // LEAST_POSITIONS)):
+        short = choices.context is None and mesh.context > max(1, job.tokens // LEAST_POSITIONS)
+        if short or not choices.allows(mesh):
             continue
         for expert in expert_sizes(mesh, has):
             if choices.expert is None or expert in choices.expert:
@@ -210,9 +212,11 @@ def _variants(job: Job, mesh: Mesh, choices: Choices, has: Limits) -> Iterator[l
         for virtual in _among(choices.virtual, sizes):
             for hybrid in (False, True):
                 made = [(zero, _shards(job, mesh, zero)) for zero in zeros]
-                shared = [(zero, shards) for zero, shards in made if shards is not None] if hybrid else [
-                    (zero, None) for zero in zeros
-                ]
+                shared = (
+                    [(zero, shards) for zero, shards in made if shards is not None]
+                    if hybrid
+                    else [(zero, None) for zero in zeros]
+                )
                 yield [
                     [Layout(mesh, zero, shards, micro_batch, virtual, choices.sequence, p) for p in policies]
                     for zero, shards in shared

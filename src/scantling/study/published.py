@@ -18,9 +18,10 @@ from scantling.cards.schema import Card, Learned
 from scantling.numbers.flops import flops
 from scantling.numbers.hardware import device
 from scantling.numbers.parallel.communication import fabric
+from scantling.numbers.parallel.job import Estimate, Job
 from scantling.numbers.parallel.layouts import Layout, Mesh
 from scantling.numbers.parallel.memory import precision
-from scantling.numbers.parallel.step import Estimate, Job, Simulator
+from scantling.numbers.parallel.step import Simulator
 from scantling.numbers.parallel.work import speed
 from scantling.parts.part import Workload
 

@@ -5,7 +5,7 @@ None of them is fitted to the times per step that the predictions are compared w
 
 from __future__ import annotations
 
-IN_SITU = 0.87
+IN_SITU = 0.86
 """What a layer keeps of the speed of its kernels run one by one (gaps between launches, clocks, caches): the layer of
 arXiv:2205.05198, table 4, on A100 takes 7.2 ms forward and 11.8 ms backward where the sum of its kernels is shorter."""
 
@@ -22,6 +22,9 @@ ATTENTION_BACKWARD = 2.5
 PASSES = 2
 """How often a step that is no product moves its output through memory: read and written once each, kernels fused."""
 
+BACKWARD_PASSES = 3
+"""The same in the backward: a gradient and what was kept are read, a gradient is written."""
+
 LINK = 0.82
 """Of the link within a node that a collective reaches: all-reduce of 8 H200 without in-switch sums 367.6 of 450 GB/s
 (stas00/ml-engineering, network/benchmarks)."""
@@ -36,8 +39,9 @@ longer for eight replicas; 14.2 GB of float32 gradients a device over 25 GB/s wo
 NETWORK_LATENCY = 100e-6
 """Seconds of a small collective between nodes (stas00/ml-engineering, network/benchmarks: 32 KiB over 4 nodes)."""
 
-RESERVED = 0.06
-"""Of the device's memory: the driver's context, buffers of the communication library, fragments of the allocator."""
+RESERVED = 2 * 2**30
+"""Bytes of a device that nothing above can use: 0.9 GiB of loaded kernels (PyTorch 2.1 on A100, stas00/ml-engineering,
+training/performance), and as much again for buffers of the communication library and fragments of the allocator."""
 
 TEXT: tuple[str, ...] = (
     "products run at the speed that a large one was measured to reach, plus the time that their bytes take",

@@ -194,7 +194,7 @@ def virtual_sizes(layers: int, pipeline: int, micro_batches: int, most: int = 16
     return [
         v
         for v in range(1, most + 1)
-        if v == 1 or (pipeline * v <= layers + 2 and (layers % (pipeline * v) == 0 or (layers + 2) % (pipeline * v) == 0))
+        if v == 1 or (pipeline * v <= layers + 2 and 0 in (layers % (pipeline * v), (layers + 2) % (pipeline * v)))
     ]
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from scantling.numbers.parallel.assumptions import IN_SITU, PASSES
+from scantling.numbers.parallel.assumptions import IN_SITU
 from scantling.numbers.parallel.communication import Fabric, Traffic
 from scantling.numbers.parallel.layouts import Layout
-from scantling.numbers.parallel.work import ACTIVATIONS, Place, Speed, Ways, Work, places, work
+from scantling.numbers.parallel.work import ACTIVATIONS, Place, Speed, Ways, Work, kept, work
 from scantling.parts.attention import Attention
 from scantling.parts.block import Block, ParallelBlock
 from scantling.parts.latent import LatentAttention
 from scantling.parts.moe import MoE
-from scantling.parts.part import Part, Step, Workload
+from scantling.parts.part import Part, Workload
+from scantling.parts.saved import Value, settled
 from scantling.units import DTYPE_BYTES
 
 SIZE = DTYPE_BYTES[ACTIVATIONS]
@@ -25,10 +24,11 @@ class Pass:
     """A micro-batch on a rank, forward and backward.
 
     Attributes:
-        work: arithmetic, and bytes kept for the backward.
+        work: arithmetic.
         again: seconds of what the backward computes again, its exchange included.
         tensor, context, experts: seconds of exchange that is waited for, without what is repeated.
-        working: bytes of the largest block with everything kept, while it is computed again.
+        saved: bytes kept for the backward.
+        working: bytes more that the backward of one block keeps, where it is computed again.
         traffic: every exchange, what is repeated included.
     """
 
@@ -37,6 +37,7 @@ class Pass:
     tensor: float = 0.0
     context: float = 0.0
     experts: float = 0.0
+    saved: float = 0.0
     working: float = 0.0
     traffic: tuple[Traffic, ...] = ()
 
@@ -47,6 +48,7 @@ class Pass:
             self.tensor + other.tensor,
             self.context + other.context,
             self.experts + other.experts,
+            self.saved + other.saved,
             max(self.working, other.working),
             (*self.traffic, *other.traffic),
         )
@@ -54,9 +56,8 @@ class Pass:
     def times(self, n: int) -> Pass:
         """The same for `n` equal blocks."""
         traffic = tuple(replace(t, times=n * t.times) for t in self.traffic)
-        return Pass(
-            self.work.times(n), n * self.again, n * self.tensor, n * self.context, n * self.experts, self.working, traffic
-        )
+        waits = (n * self.again, n * self.tensor, n * self.context, n * self.experts)
+        return Pass(self.work.times(n), *waits, n * self.saved, self.working, traffic)
 
     @property
     def seconds(self) -> float:
@@ -77,7 +78,7 @@ class Exchange:
     hidden: bool
 
     def reductions(self, size: int, times: int) -> tuple[float, tuple[Traffic, ...]]:
-        """Seconds and traffic of `times` sums of a tensor over the tensor ranks in the forward; the backward has as many.
+        """Seconds and traffic of `times` sums of a tensor over tensor ranks in the forward; the backward has as many.
 
         Divided by positions, a sum is a reduce-scatter, and an all-gather restores the whole (arXiv:2205.05198, 4.2.2).
         """
@@ -114,19 +115,20 @@ def ways(layout: Layout) -> Ways:
     return Ways(mesh.tensor, mesh.context, mesh.expert, layout.sequence and mesh.tensor > 1)
 
 
-def block_pass(block: Part, where: dict[str, Place], w: Workload, layout: Layout, speed: Speed, links: Exchange) -> Pass:
+def block_pass(block: Part, where: dict[str, Place], w: Workload, speed: Speed, links: Exchange) -> Pass:
     """A micro-batch through one block.
 
     Args:
         where: the places of the block's parts.
         w: of one micro-batch with all of its positions.
     """
+    layout = links.layout
     one = work(block.steps(w), where, ways(layout), speed)
     stream = w.batch * w.tokens * _width(block) * SIZE // layout.mesh.context
     forward, traffic = links.reductions(stream, _sums(block))
     hidden = one.backward_products / 2 / IN_SITU if links.hidden else 0.0
     keys, of_keys = links.keys(_key_bytes(block, w) // layout.mesh.tensor, 1)
-    sent, of_tokens = _experts(block, w, layout, links)
+    sent, of_tokens = _experts(block, w, links)
     again = 0.0
     if layout.recompute == "block":
         again = one.forward + forward + keys + sent
@@ -134,7 +136,18 @@ def block_pass(block: Part, where: dict[str, Place], w: Workload, layout: Layout
     elif layout.recompute == "selective":
         again = one.core / IN_SITU
     tensor = forward + max(0.0, forward - hidden)
-    return Pass(one, again, tensor, 3 * keys, 2 * sent, 0.0, (*traffic, *of_keys, *of_tokens))
+    saved, everything = (_kept(block, where, w, policy, ways(layout)) for policy in (layout.recompute, "none"))
+    return Pass(one, again, tensor, 3 * keys, 2 * sent, saved, everything - saved, (*traffic, *of_keys, *of_tokens))
+
+
+def _kept(block: Part, where: dict[str, Place], w: Workload, policy: str, split: Ways) -> float:
+    """Bytes of one block, of which another has made the input."""
+    x = Value("stream", w.batch * w.tokens * _width(block))
+    w = replace(w, recompute=policy).on(x)
+    rows = block.steps(w)
+    if policy == "block":
+        return x.nbytes(w.dtype) / split.stream
+    return kept(settled(rows, w), where, split)
 
 
 def _repeated(traffic: tuple[Traffic, ...]) -> tuple[Traffic, ...]:
@@ -164,11 +177,12 @@ def _key_bytes(block: Part, w: Workload) -> int:
     return w.batch * w.tokens * width * SIZE
 
 
-def _experts(block: Part, w: Workload, layout: Layout, links: Exchange) -> tuple[float, tuple[Traffic, ...]]:
-    seconds, traffic = 0.0, ()
+def _experts(block: Part, w: Workload, links: Exchange) -> tuple[float, tuple[Traffic, ...]]:
+    seconds: float = 0.0
+    traffic: tuple[Traffic, ...] = ()
     for _, part, _ in block.walk():
         if isinstance(part, MoE):
-            rows = w.batch * w.tokens * part.router.top_k // ways(layout).stream
+            rows = w.batch * w.tokens * part.router.top_k // ways(links.layout).stream
             more, of_it = links.tokens(rows * part.router.d_model * SIZE, 1)
             seconds, traffic = seconds + more, (*traffic, *of_it)
     return seconds, traffic

@@ -54,7 +54,9 @@ def kinds(model: Transformer) -> Kinds:
     """Sort a model's blocks by kind."""
     numbers: dict[tuple[str, Part], int] = {}
     order = [
-        numbers.setdefault((name, block), len(numbers)) for name, stack in model.stacks.items() for block in stack.blocks
+        numbers.setdefault((name, block), len(numbers))
+        for name, stack in model.stacks.items()
+        for block in stack.blocks
     ]
     return Kinds(tuple(numbers), tuple(order))
 
@@ -117,5 +119,3 @@ def weights(model: Transformer, known: Kinds) -> Weights:
     table = tuple(c for c in outside if c.name == of_table) if tied else ()
     blocks = tuple(tuple(cuts(block)) for _, block in known.blocks)
     return Weights(tuple(c for c in outside if c not in closing), closing, table, blocks)
-
-

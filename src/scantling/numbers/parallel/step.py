@@ -3,103 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from scantling.numbers.flops import flops
 from scantling.numbers.parallel.assumptions import PASSES, RESERVED
-from scantling.numbers.parallel.communication import Fabric, Traffic
+from scantling.numbers.parallel.communication import Traffic
+from scantling.numbers.parallel.job import Estimate, Job, Times
 from scantling.numbers.parallel.layouts import Layout, Mesh
-from scantling.numbers.parallel.memory import Memory, Precision, per_rank, under_way
+from scantling.numbers.parallel.memory import Memory, per_rank, under_way
 from scantling.numbers.parallel.passes import SIZE, Exchange, Pass, block_pass, ways
 from scantling.numbers.parallel.ranks import Rank, kinds, ranks, weights
 from scantling.numbers.parallel.replicas import Room, waited
-from scantling.numbers.parallel.shards import Held, held
-from scantling.numbers.parallel.work import Speed, Work, places, work
+from scantling.numbers.parallel.shards import COLUMN, Held, held
+from scantling.numbers.parallel.work import ACTIVATIONS, Place, Work, kept, places, work
 from scantling.parts.heads import Head
 from scantling.parts.part import Step, Workload
+from scantling.parts.stack import Stack
 from scantling.parts.transformer import Transformer
 from scantling.units import DTYPE_BYTES
-
-OVERLAPS = ("tensor", "data", "pipeline")
-"""What can hide behind arithmetic: tensor-parallel exchange in the backward, gradients and weights, sends."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is trained on what.
-
-    Attributes:
-        devices: how many.
-        tokens: positions of a row.
-        sequences: rows of a step.
-        memory: bytes of a device.
-        kernel: of the attention, fused or reference.
-        overlap: of `OVERLAPS`.
-    """
-
-    model: Transformer
-    devices: int
-    tokens: int
-    sequences: int
-    speed: Speed
-    fabric: Fabric
-    memory: int
-    precision: Precision
-    kernel: str = "fused"
-    overlap: frozenset[str] = frozenset(OVERLAPS)
-
-    @property
-    def step_tokens(self) -> int:
-        """Tokens of a step."""
-        return self.tokens * self.sequences
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds of a step on its critical path.
-
-    Attributes:
-        compute: forward and backward of every micro-batch on the slowest rank.
-        recompute: what the backward computes again.
-        tensor, context, experts, pipeline, data: exchange that is waited for.
-        bubble: while pipeline ranks fill and drain.
-        optimizer: the update.
-    """
-
-    compute: float
-    recompute: float
-    tensor: float
-    context: float
-    experts: float
-    pipeline: float
-    data: float
-    bubble: float
-    optimizer: float
-
-    @property
-    def total(self) -> float:
-        """The step."""
-        return float(sum(vars(self).values()))
-
-    @property
-    def exchange(self) -> float:
-        """Everything that waits for a link."""
-        return self.tensor + self.context + self.experts + self.pipeline + self.data
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a layout is predicted to do.
-
-    Attributes:
-        micro_batches: passes per step of each replica.
-        memory: of the fullest rank.
-    """
-
-    layout: Layout
-    micro_batches: int
-    memory: Memory
-    times: Times
 
 
 class Simulator:
@@ -110,7 +31,8 @@ class Simulator:
         self.kinds = kinds(job.model)
         self.weights = weights(job.model, self.kinds)
         self._shell = _without_blocks(job.model)
-        self._outside = places(self._shell)
+        judged = isinstance(job.model.head, Head)
+        self._outside = places(self._shell) | {"loss": Place(COLUMN, judged, judged)}
         self._places = [places(block) for _, block in self.kinds.blocks]
         self._passes: dict[tuple[int, Layout], Pass] = {}
         self._ends: dict[Layout, tuple[Pass, Pass]] = {}
@@ -193,12 +115,19 @@ class Simulator:
         if key not in self._passes:
             stack, block = self.kinds.blocks[kind]
             links = Exchange(self.job.fabric, inner, "tensor" in self.job.overlap)
-            args = (block, self._places[kind], self._workload(inner, stack), inner, self.job.speed, links)
-            self._passes[key] = block_pass(*args)
+            w = self._workload(inner, stack)
+            self._passes[key] = block_pass(block, self._places[kind], w, self.job.speed, links)
         return self._passes[key]
 
     def _workload(self, inner: Layout, stack: str) -> Workload:
-        w = Workload(inner.micro_batch, self.job.tokens, training=True, kernel=self.job.kernel)
+        w = Workload(
+            inner.micro_batch,
+            self.job.tokens,
+            training=True,
+            kernel=self.job.kernel,
+            dtype=ACTIVATIONS,
+            accelerator=True,
+        )
         return replace(w, tokens=w.sources) if stack == "encoder" else w
 
     def _outer_passes(self, inner: Layout) -> tuple[Pass, Pass]:
@@ -206,26 +135,34 @@ class Simulator:
         key = replace(inner, recompute="none", mesh=replace(inner.mesh, expert=1))
         if key not in self._ends:
             w = self._workload(inner, "decoder")
-            rows = list(self._shell.steps(w))
+            rows = [replace(step, path="loss") if step.path == ":loss" else step for step in self._shell.steps(w)]
             after = [step for step in rows if _closes(step)]
             before = [step for step in rows if not _closes(step)]
             links = Exchange(self.job.fabric, inner, False)
             stream = w.batch * w.tokens * self._shell.d_model * SIZE // inner.mesh.context
             seconds, traffic = links.reductions(stream, 1)
             split, fast = ways(inner), self.job.speed
-            opening = Pass(work(before, self._outside, split, fast), tensor=2 * seconds, traffic=traffic)
-            scored = work(after, self._outside, split, fast) + self._scores(w, split.inside)
-            self._ends[key] = opening, Pass(scored, tensor=2 * seconds, traffic=traffic)
+            at_start, at_end = (kept(steps, self._outside, split) for steps in (before, after))
+            first = work(before, self._outside, split, fast)
+            opening = Pass(first, tensor=2 * seconds, saved=at_start, traffic=traffic)
+            scored = max((step.numel for step in after if step.flops), default=0)
+            scores = scored / split.inside * DTYPE_BYTES["float32"]
+            self._ends[key] = (
+                opening,
+                Pass(
+                    work(after, self._outside, split, fast) + self._judging(scores),
+                    tensor=2 * seconds,
+                    saved=at_end,
+                    working=scores,
+                    traffic=traffic,
+                ),
+            )
         return self._ends[key]
 
-    def _scores(self, w: Workload, shared: int) -> Work:
+    def _judging(self, size: float) -> Work:
         """The loss: logits in float32, once more than the head's own, forward and backward."""
-        head = self.job.model.head
-        if not isinstance(head, Head):
-            return Work()
-        size = w.batch * w.tokens * head.rows / shared * DTYPE_BYTES["float32"]
         seconds = PASSES * size / self.job.speed.memory
-        return Work(others=seconds, backward_others=seconds, saved=size)
+        return Work(others=seconds, backward_others=seconds)
 
     def _sends(self, layout: Layout, micro_batches: int) -> tuple[float, tuple[Traffic, ...]]:
         """Activations to the next rank and their gradients back, for each chunk, each tensor rank its share."""
@@ -253,15 +190,15 @@ class Simulator:
     def _memory(self, rank: Rank, layout: Layout, inner: Layout, micro_batches: int) -> Memory:
         size, has = self.job.precision, self._held_by(rank, layout)
         whole = self._rank_pass(rank, inner)
-        loss = self._outer_passes(inner)[1].work.saved if rank.closes else 0.0
+        loss = self._outer_passes(inner)[1].saved if rank.closes else 0.0
         flights = under_way(rank.first_of, layout.mesh.pipeline, layout.virtual, micro_batches)
         return Memory(
             weights=per_rank(has, layout.sharing, layout.zero == 3, size.weights),
             gradients=per_rank(has, layout.sharing, layout.zero >= 2, size.gradients),
             optimizer=per_rank(has, layout.sharing, layout.zero >= 1, size.state),
-            activations=math.ceil(flights * (whole.work.saved - loss)),
+            activations=math.ceil(flights * (whole.saved - loss)),
             work=math.ceil(loss + whole.working) + self._whole(rank, layout, has),
-            reserved=math.ceil(RESERVED * self.job.memory),
+            reserved=RESERVED,
         )
 
     def _whole(self, rank: Rank, layout: Layout, has: Held) -> int:
@@ -279,7 +216,11 @@ class Simulator:
 
 def _without_blocks(model: Transformer) -> Transformer:
     """The same model with empty stacks."""
-    return replace(model, **{name: replace(stack, blocks=()) for name, stack in model.stacks.items()})
+
+    def empty(stack: Stack | None) -> Stack | None:
+        return None if stack is None else replace(stack, blocks=())
+
+    return replace(model, encoder=empty(model.encoder), decoder=empty(model.decoder))
 
 
 def _inner(layout: Layout) -> Layout:
@@ -290,7 +231,7 @@ def _inner(layout: Layout) -> Layout:
 
 def _closes(step: Step) -> bool:
     """Whether a row stands after the blocks."""
-    return step.path.startswith(("head", ":loss")) or step.path.endswith(".final_norm")
+    return step.path.startswith(("head", "loss")) or step.path.endswith(".final_norm")
 
 
 def _merged(traffic: tuple[Traffic, ...]) -> tuple[Traffic, ...]:

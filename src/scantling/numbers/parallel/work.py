@@ -6,7 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from scantling.numbers.hardware import Device
-from scantling.numbers.parallel.assumptions import ATTENTION, ATTENTION_BACKWARD, IN_SITU, PASSES, UNMEASURED
+from scantling.numbers.parallel.assumptions import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    BACKWARD_PASSES,
+    IN_SITU,
+    PASSES,
+    UNMEASURED,
+)
 from scantling.numbers.parallel.shards import COLUMN, COPIED, ROW, divided
 from scantling.parts.attention import Attention
 from scantling.parts.cross import CrossAttention
@@ -20,6 +27,8 @@ from scantling.units import DTYPE_BYTES
 ACTIVATIONS = "bfloat16"
 CORE = (":k_shared", ":v_shared", ":scores", ":weights", ":mixed")
 """The core of an attention: the rows that a selective policy computes again."""
+DROPPED = ("weights", "after_")
+"""Points whose numbers a part with dropout reads and writes once more."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,6 @@ class Work:
         others: seconds of everything else in the forward.
         backward_products, backward_others: the same in the backward.
         core: seconds of the attention's core in the forward, which a selective policy adds to the backward.
-        saved: bytes kept for the backward.
     """
 
     flops: float = 0.0
@@ -95,7 +103,6 @@ class Work:
     backward_products: float = 0.0
     backward_others: float = 0.0
     core: float = 0.0
-    saved: float = 0.0
 
     def __add__(self, other: Work) -> Work:
         return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -123,12 +130,14 @@ class Place:
         how: its weight is divided: column, row, copied.
         output, input: whether they lie inside a sublayer, divided by heads or channels, and not in the stream.
         experts: how many weights there are side by side.
+        dropout: some of its results are dropped in training.
     """
 
     how: str
     output: bool
     input: bool
     experts: int = 1
+    dropout: bool = False
 
 
 def places(root: Part) -> dict[str, Place]:
@@ -140,9 +149,9 @@ def places(root: Part) -> dict[str, Place]:
         normed = inner and isinstance(part, RMSNorm | LayerNorm | HeadNorm) and how == COLUMN
         scores = isinstance(part, Head)
         experts = part.n_experts if isinstance(part, GroupedLinear) else 1
-        found[path] = Place(
-            COLUMN if scores else how, core or scores or how == COLUMN, core or normed or how == ROW, experts
-        )
+        drops = bool(getattr(part, "dropout", 0.0))
+        inside = core or normed or how == ROW
+        found[path] = Place(COLUMN if scores else how, core or scores or how == COLUMN, inside, experts, drops)
         split = divided(part)
         for name, child in part.parts():
             visit(child, join(path, name), split.get(name, (COPIED, 1))[0], core)
@@ -157,32 +166,39 @@ def work(rows: Iterable[Step], where: dict[str, Place], ways: Ways, speed: Speed
     for step in rows:
         if step.dtype == "int64":
             continue
-        path, _, point = step.path.partition(":")
-        place = where[path]
-        own = _product(step, place, ways, speed) if step.flops else _other(step, place, bool(point), ways, speed)
+        place = where[step.path.partition(":")[0]]
+        own = _product(step, place, ways, speed) if step.flops else _other(step, place, ways, speed)
         if step.path.endswith(CORE):
             own = replace(own, core=own.products + own.others)
-        shared = ways.inside if place.input else ways.stream
-        total += replace(own, saved=_saved(step) / shared).times(step.repeat)
+        total += own.times(step.repeat)
     return total
 
 
-def _saved(step: Step) -> float:
-    return step.numel * 2.0 if step.stored else 0.0
+def kept(rows: Iterable[Step], where: dict[str, Place], ways: Ways) -> float:
+    """Bytes that a rank keeps for the backward of `rows` of a training pass, whose `saved_bytes` are known.
+
+    What a row keeps lies where it is read: inside a sublayer, or in the stream (arXiv:2205.05198, section 4.2).
+    """
+    total = 0.0
+    for step in rows:
+        place = where[step.path.partition(":")[0]]
+        total += step.repeat * step.saved_bytes / (ways.inside if place.input else ways.stream)
+    return total
 
 
-def _other(step: Step, place: Place, point: bool, ways: Ways, speed: Speed) -> Work:
-    """Norms, activations, residuals: bound by memory; the backward reads and writes twice as much."""
+def _other(step: Step, place: Place, ways: Ways, speed: Speed) -> Work:
+    """Norms, activations, residuals: bound by memory."""
     if not step.stored:
         return Work()
     out = step.numel / (ways.inside if place.output else ways.stream)
-    seconds = PASSES * out * DTYPE_BYTES[step.dtype or ACTIVATIONS] / speed.memory
-    return Work(others=seconds, backward_others=2 * seconds)
+    passes = PASSES * (2 if place.dropout and step.path.partition(":")[2].startswith(DROPPED) else 1)
+    seconds = passes * out * DTYPE_BYTES[step.dtype or ACTIVATIONS] / speed.memory
+    return Work(others=seconds, backward_others=BACKWARD_PASSES / PASSES * seconds)
 
 
 def _product(step: Step, place: Place, ways: Ways, speed: Speed) -> Work:
     """Matrix products: arithmetic and the bytes of both factors and of the result; the backward has two for one."""
-    n = step.shape[-1]
+    n: float = step.shape[-1]
     k = step.flops / (2 * step.numel)
     m = step.numel / n / ways.context
     size = DTYPE_BYTES[ACTIVATIONS]
