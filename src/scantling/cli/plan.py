@@ -8,7 +8,7 @@ import click
 
 from scantling.assembly import assemble
 from scantling.checkpoint.find import card_of
-from scantling.cli import plan_tables, show
+from scantling.cli import plan_published, plan_tables, show
 from scantling.cli.plan_tables import Answer
 from scantling.errors import ScantlingInputError
 from scantling.numbers.hardware import Device, device
@@ -39,9 +39,9 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 
 
 @click.command()
-@click.argument("model")
-@click.option("--devices", "n_devices", type=click.IntRange(1, 10**6), required=True, help="How many.")
-@click.option("--device", "device_name", metavar="NAME", required=True, help="h100, a100-80gb, ..., or a path.")
+@click.argument("model", required=False)
+@click.option("--devices", "n_devices", type=click.IntRange(1, 10**6), help="How many.")
+@click.option("--device", "device_name", metavar="NAME", help="h100, a100-80gb, ..., or a path.")
 @click.option("--device-file", type=click.Path(path_type=Path), metavar="F", help="More devices, YAML.")
 @click.option("--tokens-per-step", metavar="X", help="16M. [default: 4Mi, or 1,024 a device where that is more]")
 @click.option("--context", type=click.IntRange(1, 2**40), help="Positions of a row (T). [default: the model's context]")
@@ -61,12 +61,13 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 @click.option("--per-node", type=click.IntRange(1, 10**6), help="Devices to a node. [default: the device's]")
 @click.option("--network", type=POSITIVE, metavar="GB/S", help="Of a device between nodes, one direction.")
 @click.option("--top", type=click.IntRange(1, 1000), default=10, show_default=True, help="Layouts to print.")
+@click.option("--published", is_flag=True, help="Predictions beside published runs instead.")
 @show.revision_option
 @show.json_option
 def command(
-    model: str,
-    n_devices: int,
-    device_name: str,
+    model: str | None,
+    n_devices: int | None,
+    device_name: str | None,
     device_file: Path | None,
     tokens_per_step: str | None,
     context: int | None,
@@ -86,12 +87,20 @@ def command(
     per_node: int | None,
     network: float | None,
     top: int,
+    published: bool,
     revision: str | None,
     as_json: bool,
 ) -> None:
     """Layouts of training on many devices, ranked by their predicted time: memory, links, bubble, MFU, and why others
-    lose. A simulator on paper; docs/plan.md has its predictions beside published runs.
+    lose. A simulator on paper; --published prints its predictions beside published runs, with the error.
     """
+    if published:
+        plan_published.run(as_json)
+        return
+    if model is None or n_devices is None or device_name is None:
+        raise ScantlingInputError(
+            "MODEL, --devices and --device are needed, as in: plan llama-3-8b --devices 64 --device h100"
+        )
     card = card_of(model, revision=revision)
     row = device(device_name, device_file)
     tokens = show.workload(card, 1, context, 0).tokens

@@ -110,7 +110,8 @@ class Plan:
         """Why nothing fits: the closest layout, and what it lacks."""
         fits = [lost for lost in self.lost if lost.estimate is not None]
         if not fits:
-            reasons = "; ".join(dict.fromkeys(lost.clause for lost in self.lost)) or "nothing was allowed"
+            first = {lost.why: lost for lost in reversed(self.lost)}.values()
+            reasons = "; ".join(f"{lost.mesh}: {lost.clause}" for lost in first) or "none that was allowed divides them"
             return f"no legal layout of {self.job.devices:,} devices: {reasons}"
         closest = min(fits, key=lambda lost: lost.estimate.memory.total if lost.estimate else 0)
         assert closest.estimate is not None
@@ -199,6 +200,9 @@ def _meshes(job: Job, choices: Choices, has: Limits) -> Iterator[Mesh]:
 def _refused(job: Job, mesh: Mesh, has: Limits) -> tuple[str, str] | None:
     if job.sequences % mesh.data:
         return "batch", f"{job.sequences:,} rows a step do not divide among {mesh.data:,} replicas"
+    node = job.fabric.per_node
+    if job.devices > node and mesh.tensor > 1 and node % mesh.tensor:
+        return "node", f"groups of {mesh.tensor} tensor ranks do not divide nodes of {node}"
     return refusal(mesh, has, job.tokens)
 
 
@@ -239,8 +243,9 @@ def _slower(estimate: Estimate, best: Estimate) -> Lost:
     more = {name: own[name] - other[name] for name in own}
     why = max(more, key=lambda name: more[name])
     share = (estimate.times.total / best.times.total - 1) * 100
+    uneven = estimate.layout.mesh.pipeline > 1
     words = {
-        "compute": "arithmetic in smaller pieces",
+        "compute": "arithmetic of the fullest stage" if uneven else "arithmetic in smaller pieces",
         "recompute": "computing again",
         "tensor": "exchange of tensor ranks",
         "context": "exchange of keys and values",
@@ -251,7 +256,7 @@ def _slower(estimate: Estimate, best: Estimate) -> Lost:
         "optimizer": "the update",
     }[why]
     part = more[why] / best.times.total * 100
-    return Lost(estimate.layout.mesh, estimate, why, f"{share:.0f} % slower: {words} {part:+.0f} %")
+    return Lost(estimate.layout.mesh, estimate, why, f"{share:.1f} % slower: {words} {part:+.1f} %")
 
 
 def checked(found: Plan) -> Plan:

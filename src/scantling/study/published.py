@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from scantling.numbers.parallel.memory import precision
 from scantling.numbers.parallel.step import Simulator
 from scantling.numbers.parallel.work import speed
 from scantling.parts.part import Workload
+from scantling.study.plan import Choices
 
 _TABLE = Path(__file__).with_name("published_runs.yaml")
 DTYPE = "bf16"
@@ -60,15 +62,65 @@ class Run:
     parameters: int | float | None
     choices: Mapping[str, Any]
 
-    def share(self, seconds: float, convention: str = "full") -> float:
-        """Share of the dense peak that the model's own FLOPs are, in steps of that length."""
-        job = self.job
-        return Simulator(job).model_flops(convention) / (seconds * job.devices * job.speed.peak)
+    @property
+    def allowed(self) -> Choices:
+        """What the software could choose."""
+        chosen: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in self.choices.items()}
+        return Choices(**chosen)
 
 
-def predicted(run: Run) -> Estimate:
-    """The published layout on paper."""
-    return Simulator(run.job).estimate(run.layout)
+@dataclass(frozen=True)
+class Beside:
+    """A run, and the same layout on paper.
+
+    Attributes:
+        published, predicted: MFU, a share, by the same count of FLOPs.
+    """
+
+    run: Run
+    estimate: Estimate
+    published: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Predicted less published, in points of MFU."""
+        return 100 * (self.predicted - self.published)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the layout fits on paper, as it did."""
+        return self.estimate.memory.total <= self.run.job.memory
+
+
+@cache
+def beside() -> tuple[Beside, ...]:
+    """All runs with their predictions."""
+    found = []
+    for run in runs():
+        simulator = Simulator(run.job)
+        estimate, counted = simulator.estimate(run.layout), simulator.model_flops("full")
+        rate = run.job.devices * run.job.speed.peak
+        shares = (counted / (seconds * rate) for seconds in (run.seconds, estimate.times.total))
+        found.append(Beside(run, estimate, *shares))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of several runs, in points of MFU: the mean, the root of the mean square, the largest."""
+
+    runs: int
+    mean: float
+    rms: float
+    largest: float
+
+
+def errors(rows: Sequence[Beside]) -> Errors:
+    """How far the predictions of at least one run are off."""
+    off = [row.error for row in rows]
+    n = len(off)
+    return Errors(n, sum(off) / n, math.sqrt(sum(e * e for e in off) / n), max(off, key=abs))
 
 
 @cache
@@ -100,23 +152,19 @@ def _runs(group: Mapping[str, Any], table: Mapping[str, Any]) -> Iterator[Run]:
             overlap=frozenset(own["overlap"]),
         )
         seconds, printed = _seconds(own, job)
-        parameters = own.get("parameters") or sizes.get("billions")
-        choices = own.get("choices", {})
         yield Run(
-            group["name"],
-            about["source"],
-            about["note"],
-            about["misses"],
-            own["model"],
-            card,
-            own["device"],
-            job,
-            layout,
-            seconds,
-            printed,
-            own.get("mfu"),
-            parameters,
-            choices,
+            group=group["name"],
+            **about,
+            model=own["model"],
+            card=card,
+            device=own["device"],
+            job=job,
+            layout=layout,
+            seconds=seconds,
+            printed=printed,
+            mfu=own.get("mfu"),
+            parameters=own.get("parameters") or sizes.get("billions"),
+            choices=own.get("choices", {}),
         )
 
 

@@ -42,8 +42,8 @@ class Fabric:
     network: float
 
     def inside(self, ranks: int, stride: int) -> bool:
-        """Whether a group of `ranks`, `stride` apart, lies within one node."""
-        return ranks * stride <= self.per_node
+        """Whether every group of `ranks`, `stride` apart, lies within one node."""
+        return self.per_node % (ranks * stride) == 0
 
     def bandwidth(self, ranks: int, stride: int) -> float:
         """Bytes per second that a rank of a collective reaches: of the slower of its links and the adapters it shares.
@@ -61,7 +61,7 @@ class Fabric:
         latency = LINK_LATENCY if self.inside(ranks, stride) else NETWORK_LATENCY
         if kind == "send":
             # Neighbours in a pipeline stand `stride` apart: one message, one adapter.
-            within = 2 * stride <= self.per_node
+            within = self.inside(2, stride)
             rate = self.link * LINK if within else self.network * NETWORK
             return times * ((LINK_LATENCY if within else NETWORK_LATENCY) + size / rate)
         return times * (latency + sent(kind, ranks, size) / self.bandwidth(ranks, stride))

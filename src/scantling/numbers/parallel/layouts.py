@@ -61,7 +61,8 @@ class Layout:
         shards: replicas that share; all of them where it is None, fewer for shards within a node (hybrid FSDP).
         micro_batch: rows of one pass.
         virtual: chunks of blocks that a pipeline rank has, interleaved.
-        sequence: norms and residuals are divided among tensor ranks by positions (arXiv:2205.05198, section 4.2.2).
+        sequence: norms and residuals are divided among tensor ranks by positions (arXiv:2205.05198, section 4.2.2), or
+            by channels where positions do not divide.
         recompute: none, selective or block.
     """
 
@@ -124,6 +125,7 @@ class Limits:
         kv_heads: of each attention that has its own.
         widths: hidden channels of each MLP.
         experts: of each mixture.
+        d_model: width of the stream.
         layers: blocks of one stack; 0 where there are two stacks, which are not pipelined here.
     """
 
@@ -131,6 +133,7 @@ class Limits:
     kv_heads: frozenset[int]
     widths: frozenset[int]
     experts: frozenset[int]
+    d_model: int
     layers: int
 
 
@@ -144,6 +147,7 @@ def limits(model: Transformer) -> Limits:
         frozenset(grouped),
         frozenset(p.d_ff for p in pieces if isinstance(p, MLP | GatedMLP)),
         frozenset(p.router.n_experts for p in pieces if isinstance(p, MoE)),
+        model.d_model,
         0 if model.two_stacks else len(next(iter(model.stacks.values())).blocks),
     )
 
@@ -164,10 +168,10 @@ def refusal(mesh: Mesh, has: Limits, tokens: int) -> tuple[str, str] | None:
         return "layers", "two stacks are not pipelined"
     if mesh.pipeline > max(1, has.layers):
         return "layers", f"{has.layers} blocks are fewer than {mesh.pipeline} pipeline stages"
-    if mesh.context > 1 and tokens % (2 * mesh.context * t):
+    if mesh.context > 1 and tokens % (2 * mesh.context):
         return "context", f"{tokens:,} positions do not divide into two chunks for each of {mesh.context} context ranks"
-    if mesh.context == 1 and t > 1 and tokens % t:
-        return "context", f"{tokens:,} positions do not divide among {t} tensor ranks"
+    if tokens % t and has.d_model % t:
+        return "width", f"neither {tokens:,} positions nor d_model {has.d_model} divide among {t} tensor ranks"
     if mesh.expert > 1:
         for experts in sorted(has.experts or {1}):
             if experts % mesh.expert:

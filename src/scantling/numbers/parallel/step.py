@@ -175,7 +175,7 @@ class Simulator:
         one = job.fabric.seconds("send", 2, stride, size)
         # Overlapped, only the first micro-batch's way through the ranks is waited for.
         waits = 2 * (mesh.pipeline - 1) if "pipeline" in job.overlap else times + 2 * (mesh.pipeline - 1)
-        return waits * one, (Traffic("pipeline", "send", 2, 2 * stride <= job.fabric.per_node, size, times),)
+        return waits * one, (Traffic("pipeline", "send", 2, job.fabric.inside(2, stride), size, times),)
 
     def _summing(self, held: Held) -> float:
         """Seconds of adding a micro-batch's gradients to the sum."""
