@@ -119,7 +119,7 @@ def _summary(groups: list[tuple[str, list[tuple[Beside, str]]]]) -> str:
         within = sum(abs(row.error) <= NEAR for row, _ in group)
         good = sum(near(row, where) for row, where in group)
         figures = (numbered(off.mean), f"{off.rms:.1f}", numbered(off.largest))
-        lines.append((name, off.runs, *figures, f"{within} of {off.runs}", f"{good} of {off.runs}"))
+        lines.append((name, off.runs, *figures, f"{within}/{off.runs}", f"{good}/{off.runs}"))
     columns = (
         "source",
         "runs",

@@ -14,9 +14,9 @@ from scantling.errors import ScantlingInputError
 from scantling.numbers.hardware import Device, device
 from scantling.numbers.parallel.communication import fabric
 from scantling.numbers.parallel.job import OVERLAPS, Job
-from scantling.numbers.parallel.layouts import RECOMPUTE
 from scantling.numbers.parallel.memory import PRECISIONS, precision
 from scantling.numbers.parallel.work import speed
+from scantling.parts.saved import POLICIES
 from scantling.study.plan import Choices, checked, plan
 from scantling.units import parse_count
 
@@ -47,7 +47,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 @click.option("--context", type=click.IntRange(1, 2**40), help="Positions of a row (T). [default: the model's context]")
 @click.option("--precision", "precision_name", default="mixed", show_default=True, help=f"{', '.join(PRECISIONS)}.")
 @click.option("--kernel", type=click.Choice(["fused", "reference"]), default="fused", show_default=True)
-@click.option("--recompute", type=click.Choice(RECOMPUTE), multiple=True, help="Allowed policies. [default: all]")
+@click.option("--recompute", type=click.Choice(POLICIES), multiple=True, help="Allowed policies. [default: all]")
 @click.option("--zero", callback=_numbers, metavar="N,...", help="Allowed stages of ZeRO; 3 is FSDP. [default: 1,2,3]")
 @click.option("--data", callback=_numbers, metavar="N,...", help="Allowed numbers of replicas.")
 @click.option("--tensor", callback=_numbers, metavar="N,...", help="Allowed numbers of tensor ranks.")
@@ -127,7 +127,7 @@ def command(
         zero=zero or (1, 2, 3),
         micro_batch=micro_batch,
         virtual=virtual,
-        recompute=recompute or RECOMPUTE,
+        recompute=recompute or POLICIES,
         sequence=not no_sequence,
     )
     answer = Answer(card, row, asked, precision_name, checked(plan(job, choices)), top)

@@ -19,6 +19,7 @@ from scantling.numbers.parallel.layouts import (
     virtual_sizes,
 )
 from scantling.numbers.parallel.step import Simulator
+from scantling.parts.saved import POLICIES
 from scantling.units import bytes_text
 
 MOST_ROWS = 16
@@ -46,7 +47,7 @@ class Choices:
     zero: tuple[int, ...] = (1, 2, 3)
     micro_batch: Numbers = None
     virtual: Numbers = None
-    recompute: tuple[str, ...] = ("none", "selective", "block")
+    recompute: tuple[str, ...] = POLICIES
     sequence: bool = True
 
     def allows(self, mesh: Mesh) -> bool:
@@ -146,7 +147,7 @@ def plan(job: Job, choices: Choices) -> Plan:
         if (refused := _refused(job, mesh, has)) is not None:
             lost.append(Lost(mesh, None, *refused))
             continue
-        estimates = [e for group in _variants(job, mesh, choices, has) for e in _tried(simulator, group, job.memory)]
+        estimates = [e for same in _variants(job, mesh, choices, has) for e in _tried(simulator, same, job.memory)]
         count += len(estimates)
         fitting = [e for e in estimates if e.memory.total <= job.memory]
         if fitting:
@@ -162,22 +163,12 @@ def plan(job: Job, choices: Choices) -> Plan:
     return Plan(job, counted, tuple(best), (*legal, *rest), count)
 
 
-def _tried(simulator: Simulator, group: list[list[Layout]], memory: int) -> Iterator[Estimate]:
-    """Estimates of a group, without those that cannot be faster than one that fits.
-
-    Args:
-        group: by what replicas share, from the least, each with the policies that compute nothing again first. What
-            shares more exchanges as much or more, and what computes more again is slower.
-    """
-    wanted = len(group[0]) if group else 0
-    for shared in group:
-        for i, layout in enumerate(shared[:wanted]):
-            estimate = simulator.estimate(layout)
-            yield estimate
-            if estimate.memory.total <= memory:
-                wanted = i
-                break
-        if wanted == 0:
+def _tried(simulator: Simulator, same: list[Layout], memory: int) -> Iterator[Estimate]:
+    """Estimates of layouts that differ in what is computed again, nothing first, until one fits: it is the fastest."""
+    for layout in same:
+        estimate = simulator.estimate(layout)
+        yield estimate
+        if estimate.memory.total <= memory:
             return
 
 
@@ -206,25 +197,16 @@ def _refused(job: Job, mesh: Mesh, has: Limits) -> tuple[str, str] | None:
     return refusal(mesh, has, job.tokens)
 
 
-def _variants(job: Job, mesh: Mesh, choices: Choices, has: Limits) -> Iterator[list[list[Layout]]]:
-    """Every choice that a legal mesh leaves: groups by micro-batch, chunks and shards, as `_tried` takes them."""
+def _variants(job: Job, mesh: Mesh, choices: Choices, has: Limits) -> Iterator[list[Layout]]:
+    """Every choice that a legal mesh leaves; layouts that differ in what is computed again together, nothing first."""
     rows = job.sequences // mesh.data
     zeros = sorted(choices.zero) if mesh.replicas > 1 else [min(choices.zero)]
-    policies = [p for p in choices.recompute if p != "selective" or job.kernel == "reference"]
+    policies = [p for p in POLICIES if p in choices.recompute and (p != "selective" or job.kernel == "reference")]
+    shared = [(zero, shards) for zero in zeros for shards in dict.fromkeys((None, _shards(job, mesh, zero)))]
     for micro_batch in _among(choices.micro_batch, [n for n in divisors(rows) if n <= MOST_ROWS]):
-        sizes = virtual_sizes(has.layers, mesh.pipeline, rows // micro_batch)
-        for virtual in _among(choices.virtual, sizes):
-            for hybrid in (False, True):
-                made = [(zero, _shards(job, mesh, zero)) for zero in zeros]
-                shared = (
-                    [(zero, shards) for zero, shards in made if shards is not None]
-                    if hybrid
-                    else [(zero, None) for zero in zeros]
-                )
-                yield [
-                    [Layout(mesh, zero, shards, micro_batch, virtual, choices.sequence, p) for p in policies]
-                    for zero, shards in shared
-                ]
+        for virtual in _among(choices.virtual, virtual_sizes(has.layers, mesh.pipeline, rows // micro_batch)):
+            for zero, shards in shared:
+                yield [Layout(mesh, zero, shards, micro_batch, virtual, choices.sequence, p) for p in policies]
 
 
 def _among(chosen: Numbers, legal: Iterable[int]) -> list[int]:

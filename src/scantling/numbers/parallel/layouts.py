@@ -11,10 +11,8 @@ from scantling.parts.cross import CrossAttention
 from scantling.parts.latent import LatentAttention
 from scantling.parts.mlp import MLP, GatedMLP
 from scantling.parts.moe import MoE
+from scantling.parts.saved import POLICIES
 from scantling.parts.transformer import Transformer
-
-RECOMPUTE = ("none", "selective", "block")
-"""What the backward makes again: nothing, the core of the attention, or whole blocks."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +80,8 @@ class Layout:
             raise ScantlingInputError(f"shards is {self.shards}, which does not divide {self.mesh.replicas} replicas")
         if self.zero not in (0, 1, 2, 3):
             raise ScantlingInputError(f"zero is {self.zero}; use 0, 1, 2 or 3")
-        if self.recompute not in RECOMPUTE:
-            raise ScantlingInputError(f"recompute is {self.recompute!r}; use one of {', '.join(RECOMPUTE)}")
+        if self.recompute not in POLICIES:
+            raise ScantlingInputError(f"recompute is {self.recompute!r}; use one of {', '.join(POLICIES)}")
 
     @property
     def sharing(self) -> tuple[int, int]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
 from scantling.numbers.parallel.assumptions import IN_SITU
 from scantling.numbers.parallel.communication import Fabric, Traffic
 from scantling.numbers.parallel.layouts import Layout
-from scantling.numbers.parallel.work import ACTIVATIONS, Place, Speed, Ways, Work, kept, work
+from scantling.numbers.parallel.rows import Rows
+from scantling.numbers.parallel.work import ACTIVATIONS, Speed, Ways, Work, work
 from scantling.parts.attention import Attention
 from scantling.parts.block import Block, ParallelBlock
 from scantling.parts.latent import LatentAttention
 from scantling.parts.moe import MoE
 from scantling.parts.part import Part, Workload
-from scantling.parts.saved import Value, settled
 from scantling.units import DTYPE_BYTES
 
 SIZE = DTYPE_BYTES[ACTIVATIONS]
@@ -28,6 +29,7 @@ class Pass:
         again: seconds of what the backward computes again, its exchange included.
         tensor, context, experts: seconds of exchange that is waited for, without what is repeated.
         saved: bytes kept for the backward.
+        shared: of them what all blocks share, by its name: tables of positions, an encoder's output.
         working: bytes more that the backward of one block keeps, where it is computed again.
         traffic: every exchange, what is repeated included.
     """
@@ -38,6 +40,7 @@ class Pass:
     context: float = 0.0
     experts: float = 0.0
     saved: float = 0.0
+    shared: Mapping[Hashable, float] = field(default_factory=dict)
     working: float = 0.0
     traffic: tuple[Traffic, ...] = ()
 
@@ -49,6 +52,7 @@ class Pass:
             self.context + other.context,
             self.experts + other.experts,
             self.saved + other.saved,
+            {**self.shared, **other.shared},
             max(self.working, other.working),
             (*self.traffic, *other.traffic),
         )
@@ -57,7 +61,7 @@ class Pass:
         """The same for `n` equal blocks."""
         traffic = tuple(replace(t, times=n * t.times) for t in self.traffic)
         waits = (n * self.again, n * self.tensor, n * self.context, n * self.experts)
-        return Pass(self.work.times(n), *waits, n * self.saved, self.working, traffic)
+        return Pass(self.work.times(n), *waits, n * self.saved, self.shared, self.working, traffic)
 
     @property
     def seconds(self) -> float:
@@ -115,17 +119,12 @@ def ways(layout: Layout) -> Ways:
     return Ways(mesh.tensor, mesh.context, mesh.expert, layout.sequence and mesh.tensor > 1)
 
 
-def block_pass(block: Part, where: dict[str, Place], w: Workload, speed: Speed, links: Exchange) -> Pass:
-    """A micro-batch through one block.
-
-    Args:
-        where: the places of the block's parts.
-        w: of one micro-batch with all of its positions.
-    """
-    layout = links.layout
-    one = work(block.steps(w), where, ways(layout), speed)
-    stream = w.batch * w.tokens * _width(block) * SIZE // layout.mesh.context
-    forward, traffic = links.reductions(stream, _sums(block))
+def block_pass(rows: Rows, speed: Speed, links: Exchange) -> Pass:
+    """A micro-batch through one block."""
+    layout, block, w = links.layout, rows.block, rows.w
+    split = ways(layout)
+    one = work(rows.steps, rows.where, split, speed)
+    forward, traffic = links.reductions(rows.stream // layout.mesh.context, _sums(block))
     hidden = one.backward_products / 2 / IN_SITU if links.hidden else 0.0
     keys, of_keys = links.keys(_key_bytes(block, w) // layout.mesh.tensor, 1)
     sent, of_tokens = _experts(block, w, links)
@@ -135,19 +134,18 @@ def block_pass(block: Part, where: dict[str, Place], w: Workload, speed: Speed, 
         traffic, of_keys, of_tokens = (_repeated(each) for each in (traffic, of_keys, of_tokens))
     elif layout.recompute == "selective":
         again = one.core / IN_SITU
-    tensor = forward + max(0.0, forward - hidden)
-    saved, everything = (_kept(block, where, w, policy, ways(layout)) for policy in (layout.recompute, "none"))
-    return Pass(one, again, tensor, 3 * keys, 2 * sent, saved, everything - saved, (*traffic, *of_keys, *of_tokens))
-
-
-def _kept(block: Part, where: dict[str, Place], w: Workload, policy: str, split: Ways) -> float:
-    """Bytes of one block, of which another has made the input."""
-    x = Value("stream", w.batch * w.tokens * _width(block))
-    w = replace(w, recompute=policy).on(x)
-    rows = block.steps(w)
-    if policy == "block":
-        return x.nbytes(w.dtype) / split.stream
-    return kept(settled(rows, w), where, split)
+    saved, everything = (rows.kept(policy, split) for policy in (layout.recompute, "none"))
+    return Pass(
+        one,
+        again,
+        tensor=forward + max(0.0, forward - hidden),
+        context=3 * keys,
+        experts=2 * sent,
+        saved=saved,
+        shared={name: size / split.context for name, size in rows.shared.items()},
+        working=everything - saved,
+        traffic=(*traffic, *of_keys, *of_tokens),
+    )
 
 
 def _repeated(traffic: tuple[Traffic, ...]) -> tuple[Traffic, ...]:
@@ -155,14 +153,8 @@ def _repeated(traffic: tuple[Traffic, ...]) -> tuple[Traffic, ...]:
     return tuple(replace(t, times=t.times * 3 // 2) for t in traffic)
 
 
-def _width(block: Part) -> int:
-    assert isinstance(block, Block | ParallelBlock)
-    return block.d_model
-
-
-def _sums(block: Part) -> int:
+def _sums(block: Block | ParallelBlock) -> int:
     """Sums over tensor ranks in a forward: one for each sublayer, one for all where they run side by side."""
-    assert isinstance(block, Block | ParallelBlock)
     return 1 if isinstance(block, ParallelBlock) else len(block.sublayers)
 
 

@@ -14,10 +14,12 @@ from scantling.numbers.parallel.memory import Memory, per_rank, under_way
 from scantling.numbers.parallel.passes import SIZE, Exchange, Pass, block_pass, ways
 from scantling.numbers.parallel.ranks import Rank, kinds, ranks, weights
 from scantling.numbers.parallel.replicas import Room, waited
+from scantling.numbers.parallel.rows import Rows, rows_of
 from scantling.numbers.parallel.shards import COLUMN, Held, held
 from scantling.numbers.parallel.work import ACTIVATIONS, Place, Work, kept, places, work
 from scantling.parts.heads import Head
 from scantling.parts.part import Step, Workload
+from scantling.parts.saved import Value
 from scantling.parts.stack import Stack
 from scantling.parts.transformer import Transformer
 from scantling.units import DTYPE_BYTES
@@ -33,7 +35,7 @@ class Simulator:
         self._shell = _without_blocks(job.model)
         judged = isinstance(job.model.head, Head)
         self._outside = places(self._shell) | {"loss": Place(COLUMN, judged, judged)}
-        self._places = [places(block) for _, block in self.kinds.blocks]
+        self._rows: dict[tuple[int, int], Rows] = {}
         self._passes: dict[tuple[int, Layout], Pass] = {}
         self._ends: dict[Layout, tuple[Pass, Pass]] = {}
         self._ranks: dict[tuple[int, int], list[Rank]] = {}
@@ -113,28 +115,35 @@ class Simulator:
     def _block_pass(self, kind: int, inner: Layout) -> Pass:
         key = (kind, inner)
         if key not in self._passes:
-            stack, block = self.kinds.blocks[kind]
             links = Exchange(self.job.fabric, inner, "tensor" in self.job.overlap)
-            w = self._workload(inner, stack)
-            self._passes[key] = block_pass(block, self._places[kind], w, self.job.speed, links)
+            self._passes[key] = block_pass(self._rows_of(kind, inner.micro_batch), self.job.speed, links)
         return self._passes[key]
 
-    def _workload(self, inner: Layout, stack: str) -> Workload:
+    def _rows_of(self, kind: int, micro_batch: int) -> Rows:
+        if (kind, micro_batch) not in self._rows:
+            stack, block = self.kinds.blocks[kind]
+            self._rows[kind, micro_batch] = rows_of(block, self._workload(micro_batch, stack))
+        return self._rows[kind, micro_batch]
+
+    def _workload(self, micro_batch: int, stack: str) -> Workload:
         w = Workload(
-            inner.micro_batch,
+            micro_batch,
             self.job.tokens,
             training=True,
             kernel=self.job.kernel,
             dtype=ACTIVATIONS,
             accelerator=True,
         )
-        return replace(w, tokens=w.sources) if stack == "encoder" else w
+        if stack == "encoder":
+            return replace(w, tokens=w.sources)
+        beside = Value("the encoder's output", w.batch * w.sources * self.job.model.d_model, key="memory")
+        return replace(w, beside=beside) if self.job.model.two_stacks else w
 
     def _outer_passes(self, inner: Layout) -> tuple[Pass, Pass]:
         """What stands before the blocks and after them; it is never computed again."""
         key = replace(inner, recompute="none", mesh=replace(inner.mesh, expert=1))
         if key not in self._ends:
-            w = self._workload(inner, "decoder")
+            w = self._workload(inner.micro_batch, "decoder")
             rows = [replace(step, path="loss") if step.path == ":loss" else step for step in self._shell.steps(w)]
             after = [step for step in rows if _closes(step)]
             before = [step for step in rows if not _closes(step)]
@@ -197,7 +206,7 @@ class Simulator:
             gradients=per_rank(has, layout.sharing, layout.zero >= 2, size.gradients),
             optimizer=per_rank(has, layout.sharing, layout.zero >= 1, size.state),
             activations=math.ceil(flights * (whole.saved - loss)),
-            work=math.ceil(loss + whole.working) + self._whole(rank, layout, has),
+            work=math.ceil(loss + whole.working + sum(whole.shared.values())) + self._whole(rank, layout, has),
             reserved=RESERVED,
         )
 

@@ -211,7 +211,7 @@ def _product(step: Step, place: Place, ways: Ways, speed: Speed) -> Work:
         moved = size * (m * k + m * n) / ways.tensor
     else:
         flops = step.flops / (ways.stream if place.how == COPIED else ways.inside)
-        weight = place.experts / ways.expert * k * n
+        weight = k * n * (place.experts / ways.expert if place.experts > 1 else 1)
         if place.how == COPIED:
             m /= ways.tensor if ways.sequence else 1
         elif place.how == COLUMN:
