@@ -124,6 +124,8 @@ def test_choices_are_kept(job: MakeJob) -> None:
 def test_tensor_ranks_stay_within_nodes(job: MakeJob) -> None:
     found = plan(job("llama-3-8b", 48, 8192, 48), Choices(context=(1,), tensor=(3, 6, 2)))
     assert {e.layout.mesh.tensor for e in found.ranked} == {2}
+    wide = plan(job("llama-3-8b", 16, 8192, 16), Choices(tensor=(16,)))
+    assert [described(e.layout).partition(",")[0] for e in wide.ranked] == ["data 1 (ZeRO-1) x tensor 16"]
     words = {lost.clause for lost in found.lost if lost.why == "node"}
     assert "groups of 6 tensor ranks do not divide nodes of 8" in words
 
@@ -183,6 +185,10 @@ def test_every_family_is_planned(capsys: pytest.CaptureFixture[str], name: str) 
         (["gpt2", "--devices", "8", "--device", "h100", "--zero", "4"], "'4': whole numbers from 0 to 3 are needed"),
         (["gpt2", "--devices", "8", "--device", "h100", "--tensor", "2,"], "'2,': whole numbers from 1 to"),
         (["gpt2", "--devices", "8", "--device", "a10g"], "device a10g has no dense peak in bf16"),
+        (
+            ["gpt2", "--devices", "8", "--device", "h100", "--data", "8", "--micro-batch", "7"],
+            "data 8 x tensor 1 x pipeline 1: no allowed micro-batch and number of chunks divide the 512 rows of a replica",
+        ),
         (["gpt2", "--devices", "8"], "MODEL, --devices and --device are needed"),
     ],
 )

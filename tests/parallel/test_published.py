@@ -112,7 +112,7 @@ def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> Non
     assert llama["layout"]["mesh"] == {"data": 128, "tensor": 8, "pipeline": 16, "context": 1, "expert": 1}
 
 
-def test_rank_of_a_known_layout_moves_with_the_network() -> None:
+def test_more_replicas_leave_fewer_micro_batches_and_a_larger_bubble() -> None:
     """MT-NLG's three runs: more replicas share less of the step's rows, so the bubble grows from 8 to 12."""
     rows = [row for row in beside() if row.run.group.startswith("Megatron-Turing")]
     shares = [row.estimate.times.bubble / row.estimate.times.total for row in rows]

@@ -66,7 +66,7 @@ def _print_head(a: Answer) -> None:
         f"{job.sequences:,} rows of {job.tokens:,} positions a step: {job.step_tokens:,} tokens{near}; "
         f"{precision(a.precision).about}"
     )
-    show.say(f"{a.found.estimated:,} layouts simulated, {len(a.found.ranked):,} divisions of the devices fit")
+    show.say(f"layouts simulated: {a.found.estimated:,}; divisions of the devices that fit: {len(a.found.ranked):,}")
     show.say()
 
 

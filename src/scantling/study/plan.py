@@ -156,6 +156,9 @@ def plan(job: Job, choices: Choices) -> Plan:
             small = min(estimates, key=lambda e: e.memory.total)
             over = bytes_text(small.memory.total - job.memory)
             lost.append(Lost(mesh, small, "fit", f"does not fit by {over}"))
+        else:
+            rows = f"{job.sequences // mesh.data:,} rows of a replica"
+            lost.append(Lost(mesh, None, "batch", f"no allowed micro-batch and number of chunks divide the {rows}"))
     best.sort(key=_order)
     legal = [_slower(e, best[0]) for e in best[1:]]
     counted = {name: simulator.model_flops(name) for name in ("full", "causal")}
@@ -192,7 +195,7 @@ def _refused(job: Job, mesh: Mesh, has: Limits) -> tuple[str, str] | None:
     if job.sequences % mesh.data:
         return "batch", f"{job.sequences:,} rows a step do not divide among {mesh.data:,} replicas"
     node = job.fabric.per_node
-    if job.devices > node and mesh.tensor > 1 and node % mesh.tensor:
+    if job.devices > node and node % mesh.tensor and mesh.tensor % node:
         return "node", f"groups of {mesh.tensor} tensor ranks do not divide nodes of {node}"
     return refusal(mesh, has, job.tokens)
 
@@ -201,7 +204,7 @@ def _variants(job: Job, mesh: Mesh, choices: Choices, has: Limits) -> Iterator[l
     """Every choice that a legal mesh leaves; layouts that differ in what is computed again together, nothing first."""
     rows = job.sequences // mesh.data
     zeros = sorted(choices.zero) if mesh.replicas > 1 else [min(choices.zero)]
-    policies = [p for p in POLICIES if p in choices.recompute and (p != "selective" or job.kernel == "reference")]
+    policies = [policy for policy in POLICIES if policy in choices.recompute]
     shared = [(zero, shards) for zero in zeros for shards in dict.fromkeys((None, _shards(job, mesh, zero)))]
     for micro_batch in _among(choices.micro_batch, [n for n in divisors(rows) if n <= MOST_ROWS]):
         for virtual in _among(choices.virtual, virtual_sizes(has.layers, mesh.pipeline, rows // micro_batch)):
