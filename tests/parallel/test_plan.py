@@ -50,6 +50,10 @@ def test_llama_on_16384_devices(capsys: pytest.CaptureFixture[str]) -> None:
         rate = a["model_flops_per_step"]["full"] / x["seconds"]["total"] / 16384
         assert x["mfu"]["full"] == pytest.approx(rate / 989.4e12)
         assert x["mfu"]["causal"] < x["mfu"]["full"]
+        collectives = {(t["what"], t["kind"]) for t in x["traffic"]}
+        assert ("gradients", "reduce-scatter") in collectives
+        assert all(t["inside"] for t in x["traffic"] if t["what"] == "tensor")
+        assert all(t["sent_bytes"] > 0 for t in x["traffic"])
     assert a["assumptions"] == list(TEXT)
 
 
@@ -187,7 +191,7 @@ def test_every_family_is_planned(capsys: pytest.CaptureFixture[str], name: str) 
         (["gpt2", "--devices", "8", "--device", "a10g"], "device a10g has no dense peak in bf16"),
         (
             ["gpt2", "--devices", "8", "--device", "h100", "--data", "8", "--micro-batch", "7"],
-            "data 8 x tensor 1 x pipeline 1: no allowed micro-batch and number of chunks divide the 512 rows of a replica",
+            "data 8 x tensor 1 x pipeline 1: no allowed micro-batch and number of chunks divide the 512 rows",
         ),
         (["gpt2", "--devices", "8"], "MODEL, --devices and --device are needed"),
     ],

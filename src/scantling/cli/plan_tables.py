@@ -138,6 +138,7 @@ def _examples(found: Plan) -> list[Lost]:
 def data(a: Answer) -> dict[str, object]:
     """The same for JSON."""
     job, found = a.found.job, a.found
+    simulator = Simulator(job)
     return {
         "name": a.card.name,
         "params": job.model.params,
@@ -159,14 +160,13 @@ def data(a: Answer) -> dict[str, object]:
         "overlap": sorted(job.overlap),
         "model_flops_per_step": found.flops,
         "layouts_simulated": found.estimated,
-        "layouts": [_estimate(found, e) for e in a.shown],
-        "traffic": [_traffic(t) for t in Simulator(job).traffic(found.ranked[0].layout)],
+        "layouts": [_estimate(found, e, simulator) for e in a.shown],
         "others": [
             {
                 "mesh": vars(lost.mesh),
                 "why": lost.why,
                 "clause": lost.clause,
-                "layout": None if lost.estimate is None else _estimate(found, lost.estimate),
+                "layout": None if lost.estimate is None else _estimate(found, lost.estimate, simulator),
             }
             for lost in _examples(found)
         ],
@@ -175,7 +175,7 @@ def data(a: Answer) -> dict[str, object]:
     }
 
 
-def _estimate(found: Plan, e: Estimate) -> dict[str, object]:
+def _estimate(found: Plan, e: Estimate, simulator: Simulator) -> dict[str, object]:
     layout = e.layout
     return {
         **vars(layout.mesh),
@@ -189,6 +189,7 @@ def _estimate(found: Plan, e: Estimate) -> dict[str, object]:
         "memory_bytes": vars(e.memory) | {"total": e.memory.total},
         "fits": e.memory.total <= found.job.memory,
         "seconds": vars(e.times) | {"total": e.times.total},
+        "traffic": [_traffic(t) for t in simulator.traffic(e.layout)],
         "tokens_per_second": found.tokens_per_second(e) * found.job.devices,
         "tokens_per_second_per_device": found.tokens_per_second(e),
         "mfu": {name: found.mfu(e, name) for name in found.flops},

@@ -180,6 +180,12 @@ def _row(name: str, row: Any, where: str) -> Device:
         raise ScantlingInputError(
             f"{where}: {name}.devices_per_node is {shown(joined)}; a whole number of at least 1 is needed"
         )
+    for key, value in row.get("reached_tflops", {}).items():
+        if value > row.get("dense_tflops", {}).get(key, value):
+            raise ScantlingInputError(
+                f"{where}: {name}.reached_tflops.{key} is {value:g}, more than its dense peak of "
+                f"{row['dense_tflops'][key]:g}"
+            )
     return msgspec.convert(dict(row) | {"name": name}, Device, strict=True)
 
 
