@@ -117,6 +117,7 @@ def test_torch_is_imported_at_the_top_only_where_tensors_live(path: Path) -> Non
         "import scantling.cli.main as m; assert m._run(['diff', 'gpt2', 'gpt2-xl']) == 0",
         "import scantling.cli.main as m; assert m._run(['examine', 'deepseek-v3']) == 0",
         "import scantling.cli.main as m; assert m._run(['size', '--params', '1B']) == 0",
+        "import scantling.cli.main as m; assert m._run(['plan', 'gpt2', '--devices=8', '--device=h100']) == 0",
     ],
 )
 def test_commands_without_tensors_do_not_load_torch(code: str) -> None:

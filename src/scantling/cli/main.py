@@ -27,6 +27,7 @@ VERBS = {
     "generate": "continue a prompt",
     "memory": "weights, cache, logits, scores, in bytes",
     "parts": "the exploded parts list",
+    "plan": "layouts of training on many devices, ranked",
     "roofline": "bounds of decode and prefill on a device",
     "size": "cards for a number of parameters, a budget or a memory",
     "tokenize": "text to token ids",
