@@ -31,15 +31,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inputs": BASE | {"cards"},
     "model": BASE | {"inputs", "cards", "parts", "assembly", "checkpoint", "text", "tensor", "generate"},
     "saving": BASE | {"assembly", "checkpoint", "model"},
+    "train": BASE
+    | {"inputs", "cards", "parts", "assembly", "numbers", "checkpoint", "text", "data", "tensor", "model", "saving"}
+    | {"generate"},
     "generate": BASE | {"inputs", "cards", "parts", "tensor", "model", "text"},
     "cli": BASE
-    | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "saving", "generate"},
+    | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "saving", "generate"}
+    | {"data", "train"},
     "__init__": BASE | {"cards", "parts", "assembly", "model", "saving"},
     "__main__": {"cli"},
 }
 ONLY_INSIDE_FUNCTIONS = {("parts", "tensor"), ("study", "tensor"), ("model", "tensor"), ("model", "generate")}
 TOP_LEVEL_EVEN_SO = {("parts/net.py", "tensor")}
-TORCH_AT_IMPORT = {"tensor", "parts/net.py", "generate/sample.py", "generate/engine.py", "generate/embed.py"}
+TORCH_AT_IMPORT = {"tensor", "train", "parts/net.py", "generate/sample.py", "generate/engine.py", "generate/embed.py"}
 
 
 def room(path: Path) -> str:

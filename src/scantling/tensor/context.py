@@ -49,6 +49,7 @@ class Context:
             or None. A cache takes the whole prefix in its first pass.
         keep_routing: routers leave their logits and choices in `routing`; by default in training only.
         routing: by the router's path, in the order of execution.
+        before_scores: the head over the vocabulary stops before its matrix, for a loss that takes it in pieces.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Context:
         labels: Tensor | None = None,
         prefix_lengths: Tensor | None = None,
         keep_routing: bool | None = None,
+        before_scores: bool = False,
     ) -> None:
         self.batch, self.tokens, self.device = batch, tokens, device
         self.past = 0 if cache is None else cache.length
@@ -87,6 +89,7 @@ class Context:
         self._check_prefix()
         self.keep_routing = training if keep_routing is None else keep_routing
         self.routing: dict[str, Routing] = {}
+        self.before_scores = before_scores
         self._kernel = kernel(kernel_name)
         self._fused = kernel_name == "fused"
         self._memo: dict[Any, Any] = {}
