@@ -115,8 +115,15 @@ def _stated(section: msgspec.Struct) -> dict[str, Any]:
         value = getattr(section, field.name)
         default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
         if value != default and field.name not in ("pattern", *SIDES):
-            stated[field.name] = _stated(value) if isinstance(value, msgspec.Struct) else value
+            stated[field.name] = _plain(value)
     return stated
+
+
+def _plain(value: Any) -> Any:
+    """A value as YAML takes it."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return _stated(value) if isinstance(value, msgspec.Struct) else value
 
 
 class _Representer(SafeRepresenter):
@@ -164,13 +171,20 @@ def _check_keys(data: Any, struct: Any, path: str, where: str) -> None:
             raise ScantlingInputError(
                 f"{where}: unknown key {shown(at)}; known here: {', '.join(known)}{nearest(str(key), known)}"
             )
-        if fields.get(key) == list[Layer] and isinstance(value, list):
-            for i, layer in enumerate(value):
-                _check_keys(layer, Layer, f"{at}[{i}]", where)
+        element = _element(fields.get(key))
+        if element is not None and isinstance(value, list):
+            for i, item in enumerate(value):
+                _check_keys(item, element, f"{at}[{i}]", where)
             continue
         structs = [m for m in _members(fields.get(key)) if isinstance(m, type) and issubclass(m, msgspec.Struct)]
         if structs and value is not None:
             _check_keys(value, _choose(structs, value, at, where), at, where)
+
+
+def _element(kind: Any) -> Any:
+    """The section that a list is made of, or None."""
+    inner = get_args(kind)[0] if get_origin(kind) is list else None
+    return inner if isinstance(inner, type) and issubclass(inner, msgspec.Struct) else None
 
 
 def _choose(structs: list[Any], value: Any, at: str, where: str) -> Any:
