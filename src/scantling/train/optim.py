@@ -155,6 +155,21 @@ class Optimizers:
             for name, master in self.masters.items():
                 self.weights[name].copy_(master)
 
+    def not_finite(self) -> str | None:
+        """The entry of the state, or the float32 copy, that holds a value that is not finite; None where none does."""
+        names, values = [], []
+        for key, value in self.state().items():
+            if value.dim() and value.is_floating_point():
+                names.append(key)
+                values.append(value)
+        if not values:
+            return None
+        # A sum over each is finite only if all its values are, or overflows, which is then looked at closely.
+        sums = torch.stack([value.float().sum() if value.dtype != torch.float32 else value.sum() for value in values])
+        if bool(sums.isfinite().all()):
+            return None
+        return next((n for n, v in zip(names, values, strict=True) if not bool(v.isfinite().all())), None)
+
     def clear(self) -> None:
         """Forget the gradients."""
         for weight in (*self.weights.values(), *self.masters.values()):
