@@ -28,6 +28,8 @@ _EXTRA_OF = {
     "jinja2": "text",
     "gguf": "gguf",
     "huggingface_hub": "hub",
+    "pyarrow": "data",
+    "datasets": "data",
 }
 
 

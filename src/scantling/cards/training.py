@@ -119,7 +119,7 @@ class Training(Section):
         compile: by torch.compile, which costs a minute at the start.
     """
 
-    objective: Literal["causal", "masked", "seq2seq", "spans", "prefix", "chat"] | None = None
+    objective: Literal["causal", "masked", "seq2seq", "spans", "prefix"] | None = None
     boundary: Literal["packed", "padded", "concatenated"] = "packed"
     precision: Literal["fp32", "bf16-mixed", "bf16-master", "bf16"] = "fp32"
     optimizer: Optimizer = Optimizer()

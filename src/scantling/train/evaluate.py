@@ -168,7 +168,7 @@ def score_documents(
             if len(ids) + (windows.start is not None) < 2:
                 continue
             spared = 0 if windows.start is not None else _bytes_of(lm, ids[:1].tolist())
-            total_bytes += documents.one(i).bytes * share - spared
+            total_bytes += replace(documents, spans=documents.spans[i : i + 1]).bytes * share - spared
             yield from windows.cut(ids)
 
     found = _score_windows(lm, rows(), how or How())

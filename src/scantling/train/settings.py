@@ -77,7 +77,9 @@ def rows_of(card: Card, training: Training) -> list[tuple[int, int]]:
     starts.append((begin, training.tokens or card.context))
     longest = max(tokens for _, tokens in starts)
     if longest > card.context:
-        raise ScantlingInputError(f"rows of {longest} tokens are longer than the context of {card.name}, {card.context}")
+        raise ScantlingInputError(
+            f"rows of {longest} tokens are longer than the context of {card.name}, {card.context}"
+        )
     return starts
 
 

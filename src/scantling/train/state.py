@@ -119,7 +119,7 @@ def _random_tensors() -> dict[str, Tensor]:
 
 
 def _random_plain() -> dict[str, Any]:
-    kind, keys, place, has, cached = np.random.get_state(legacy=True)  # noqa: NPY002
+    kind, keys, place, has, cached = np.random.get_state(legacy=True)
     version, inner, gauss = random.getstate()
     return {
         "python": [version, list(inner), gauss],
@@ -131,7 +131,7 @@ def _put_random(plain: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
     version, inner, gauss = plain["python"]
     random.setstate((version, tuple(inner), gauss))
     kind, keys, place, has, cached = plain["numpy"]
-    np.random.set_state((kind, np.array(keys, np.uint32), place, has, cached))  # noqa: NPY002
+    np.random.set_state((kind, np.array(keys, np.uint32), place, has, cached))
     torch.set_rng_state(tensors.pop("random/torch"))
     devices = [tensors.pop(name) for name in sorted(tensors) if name.startswith("random/cuda.")]
     if devices and torch.cuda.device_count() == len(devices):

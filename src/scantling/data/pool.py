@@ -1,0 +1,91 @@
+"""A few child processes that answer tasks; where none can be started, this process does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+
+import msgspec
+
+from scantling.data.worker import Reply, Task, answer
+from scantling.errors import ScantlingError
+from scantling.text.tokenizer import Tokenizer
+
+_Child = subprocess.Popen[bytes]
+
+
+class Pool:
+    """Children that tokenise into one folder; a context manager, which ends them."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, processes: int) -> None:
+        self._folder, self._tokenizer = folder, tokenizer
+        self._children: list[_Child] = []
+        self._free: SimpleQueue[_Child] = SimpleQueue()
+        # One child would only repeat what this process can do itself.
+        for _ in range(processes if processes > 1 else 0):
+            try:
+                self._children.append(self._start())
+            except OSError as error:
+                print(f"note: no more processes can be started ({error.strerror})", file=sys.stderr)
+                break
+        for child in self._children:
+            self._free.put(child)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for child in self._children:
+            if kind is not None:
+                child.kill()
+            child.communicate()
+
+    def answers(self, tasks: Sequence[Task]) -> Iterator[Reply]:
+        """What comes of each task, in the order in which they are done.
+
+        Raises:
+            ScantlingError: a child died.
+        """
+        if not self._children:
+            yield from (answer(self._folder, self._tokenizer, task) for task in tasks)
+            return
+        with ThreadPoolExecutor(len(self._children)) as threads:
+            running: set[Future[Reply]] = {threads.submit(self._ask, task) for task in tasks}
+            try:
+                while running:
+                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    yield from (future.result() for future in done)
+            finally:
+                for future in running:
+                    future.cancel()
+
+    def _start(self) -> _Child:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        environment["TOKENIZERS_PARALLELISM"] = "false"
+        command = [sys.executable, "-c", "from scantling.data.worker import main; main()", str(self._folder)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
+
+    def _ask(self, task: Task) -> Reply:
+        child = self._free.get()
+        try:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdin.write(msgspec.json.encode(task) + b"\n")
+            child.stdin.flush()
+            line = child.stdout.readline()
+        except OSError:
+            line = b""
+        finally:
+            self._free.put(child)
+        if not line:
+            raise ScantlingError("a process that tokenises died; run again with fewer workers, or look for free memory")
+        return msgspec.json.decode(line, type=Reply)
