@@ -16,6 +16,8 @@ from ruamel.yaml.representer import SafeRepresenter
 from scantling import strict_yaml
 from scantling.cards.rules import SIDES, complete
 from scantling.cards.schema import REFUSED_KINDS, Card, Layer, Side
+from scantling.cards.section import Section
+from scantling.cards.training import Training
 from scantling.errors import ScantlingInputError, nearest
 from scantling.strict_yaml import MAX_BYTES as MAX_BYTES
 from scantling.strict_yaml import shown
@@ -48,6 +50,36 @@ def from_dict(data: Any, where: str) -> Card:
     except msgspec.ValidationError as error:
         raise ScantlingInputError(f"{where}: {_explain(str(error), data)}") from None
     return complete(card)
+
+
+class _Alone(Section, frozen=True):
+    training: Training
+
+
+def training_of(card: Card, changes: Mapping[str, Any], where: str) -> Training:
+    """The card's training section with other values at dotted keys.
+
+    Args:
+        changes: by key, such as ``optimizer.lr``.
+        where: names them in messages.
+
+    Raises:
+        ScantlingInputError: an unknown key, or a value of the wrong kind.
+    """
+    data: dict[str, Any] = {} if card.training is None else msgspec.to_builtins(card.training)
+    for key, value in changes.items():
+        *sections, last = key.split(".")
+        inner = data
+        for name in sections:
+            inner = inner.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise ScantlingInputError(f"{where}: {shown(key)} names a key inside {name}, which is no mapping")
+        inner[last] = value
+    _check_keys(data, Training, "training", where)
+    try:
+        return msgspec.convert({"training": data}, _Alone, strict=True).training
+    except msgspec.ValidationError as error:
+        raise ScantlingInputError(f"{where}: {_explain(str(error), {'training': data})}") from None
 
 
 def _with_patterns(data: Any) -> Any:

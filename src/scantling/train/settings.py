@@ -71,7 +71,7 @@ def rows_of(card: Card, training: Training) -> list[tuple[int, int]]:
         end = round(stage.until * training.steps)
         if end <= begin:
             raise ScantlingInputError(
-                f"training.curriculum: the stage of {stage.tokens} tokens ends at update {end} and would begin at {begin}"
+                f"training.curriculum: the stage of {stage.tokens} tokens ends at update {end} and begins at {begin}"
             )
         begin = end
     starts.append((begin, training.tokens or card.context))

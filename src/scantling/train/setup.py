@@ -1,0 +1,157 @@
+"""From a MODEL, data and settings to what `run.train` takes: weights, a tokenizer, a corpus."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from scantling.cards import Card
+from scantling.cards.training import Training
+from scantling.checkpoint.find import card_of, find
+from scantling.data import (
+    Corpus,
+    Progress,
+    Sources,
+    byte_tokenizer,
+    cache_folder,
+    prepare,
+    read_tokenizer,
+    train_tokenizer,
+)
+from scantling.data.reading import Pair, Text, parts_of, read
+from scantling.data.sources import find_sources
+from scantling.data.vocabulary import N_SENTINELS, Purpose
+from scantling.errors import ScantlingInputError
+from scantling.model import Model, from_card, load
+from scantling.tensor.memory import device_of
+from scantling.text.tokenizer import Tokenizer
+from scantling.train.settings import WEIGHTS, objective_of
+
+Report = Callable[[Progress], None]
+"""Is told how far tokenising is."""
+
+LEARN_BYTES = 2**23
+"""Of text, that a tokenizer is learned from."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be trained on what.
+
+    Attributes:
+        tokenizer: a path, ``bytes``, or None: the model's own, else one learned from the data.
+        out: where the corpus goes; None is the cache.
+    """
+
+    sources: Sources
+    tokenizer: str | None = None
+    out: Path | None = None
+    held_out: float = 0.05
+
+
+def model_of(name: str, training: Training, seed: int, device: str, revision: str | None = None) -> Model:
+    """The weights that training begins with: a checkpoint's, or new ones of a card.
+
+    Raises:
+        ScantlingInputError: no such model or device.
+    """
+    dtype = WEIGHTS[training.precision]
+    found = find(name, revision=revision)
+    if found.kind in ("preset", "card") or (found.kind == "folder" and not _has_weights(found.path)):
+        return from_card(card_of(name, revision=revision), seed=seed, dtype=dtype, device=device)
+    device_of(device)
+    return load(name, dtype=dtype, device=device, revision=revision)
+
+
+def _has_weights(folder: Path) -> bool:
+    return folder.is_dir() and (any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json")))
+
+
+def corpus_of(
+    lm: Model, training: Training, asked: Asked, progress: Callable[[Progress], None] | None = None
+) -> Corpus:
+    """The data in the model's tokens; the model gets the tokenizer where it has none.
+
+    Raises:
+        ScantlingInputError: bad data or no such tokenizer.
+    """
+    tokenizer = tokenizer_of(lm, training, asked)
+    corpus = prepare(asked.sources, tokenizer, asked.out, held_out=asked.held_out, progress=progress)
+    if lm.tokenizer is None:
+        lm.tokenizer = tokenizer
+        lm.eos_ids = frozenset(tokenizer.eos_ids)
+        if lm.parts.two_stacks and lm.start_id is None:
+            lm.start_id = corpus.marks.pad
+    return corpus
+
+
+def tokenizer_of(lm: Model, training: Training, asked: Asked) -> Tokenizer:
+    """The tokenizer that is named, the model's own, or one that is learned from the data.
+
+    Raises:
+        ScantlingInputError: it cannot be read or learned.
+    """
+    objective = objective_of(lm.card, training)
+    purpose: Purpose = "masked" if objective == "masked" else "seq2seq" if lm.parts.two_stacks else "causal"
+    if asked.tokenizer == "bytes":
+        return byte_tokenizer(purpose, sentinels=N_SENTINELS if objective == "spans" else 0)
+    if asked.tokenizer is not None:
+        return read_tokenizer(asked.tokenizer)
+    return lm.tokenizer or _learned(lm.card, asked.sources, purpose, N_SENTINELS if objective == "spans" else 0)
+
+
+def _learned(card: Card, sources: Sources, purpose: Purpose, sentinels: int) -> Tokenizer:
+    """A byte-level BPE of the card's size, kept in the cache under the hash of what it was learned from."""
+    found, _ = find_sources(sources)
+    said = [[s.sha256 for s in found], sources.options, card.vocab_size, purpose, sentinels, LEARN_BYTES]
+    folder = cache_folder() / "tokenizers" / hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
+    if (folder / "tokenizer.json").exists():
+        return Tokenizer.from_folder(folder)
+    size = sum(source.size for source in found)
+    texts = _sampled(sources, min(1.0, LEARN_BYTES / max(size, 1)))
+    tokenizer = train_tokenizer(texts, card.vocab_size, purpose, sentinels=sentinels)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in sorted(tokenizer.files().items(), reverse=True):
+            part = folder / f".{name}.part"
+            part.write_text(text, encoding="utf-8")
+            part.replace(folder / name)
+    except OSError as error:
+        raise ScantlingInputError(f"{folder}: cannot be written: {error.strerror}") from None
+    return tokenizer
+
+
+def _sampled(sources: Sources, share: float) -> Iterator[str]:
+    """Every so many documents, so that their texts are about that share of all."""
+    found, _ = find_sources(sources)
+    due = 0.0
+    for source in found:
+        for part in parts_of(source, 2**22):
+            for document in read(part, sources):
+                due += share
+                if isinstance(document, Text):
+                    # The blocks must be read in any case.
+                    text = "".join(document.blocks)
+                    pieces: Sequence[str] = [text]
+                elif isinstance(document, Pair):
+                    pieces = [document.source, document.target]
+                else:
+                    pieces = [str(message.get("content", "")) for message in document.messages]
+                if due >= 1:
+                    due -= 1
+                    yield from pieces
+
+
+def single_thread_note(device: str) -> str | None:
+    """A note where torch runs on fewer threads than there are CPUs, as a variable may have told it."""
+    import os
+
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if device == "cpu" and torch.get_num_threads() < allowed:
+        return f"torch runs on {torch.get_num_threads()} of {allowed} CPUs (OMP_NUM_THREADS)"
+    return None
