@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inputs": BASE | {"cards", "tensor"},
     "passes": BASE | {"inputs", "tensor", "model"},
     "model": BASE | {"passes", "inputs", "cards", "parts", "assembly", "checkpoint", "text", "tensor", "generate"},
-    "saving": BASE | {"assembly", "checkpoint", "model"},
+    "saving": BASE | {"cards", "parts", "assembly", "checkpoint", "model"},
     "train": BASE
     | {"inputs", "cards", "parts", "assembly", "numbers", "checkpoint", "text", "data", "tensor", "model", "saving"}
     | {"generate"},

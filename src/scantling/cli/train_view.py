@@ -127,7 +127,7 @@ class Panel:
         from rich.text import Text
 
         norms = "  ".join(f"{name.removeprefix('decoder.')} {norm:.2g}" for name, norm in step["norms"].items())
-        rows = [
+        rows: list[Any] = [
             ProgressBar(self._steps, step["step"], width=60),
             Text(_step(step, self._steps)),
             Text(f"gradients  {norms}"),

@@ -222,7 +222,10 @@ class Run:
         return folder
 
     def _write(self, folder: Path) -> None:
-        save(self.lm, folder)
+        saved = save(self.lm, folder)
+        if self.saved_step is None:
+            for note in saved.notes:
+                self.tell("note", text=note)
         tensors = {f"optimizer/{name}": value for name, value in self.stepper.optimizers.state().items()}
         if self.ema is not None:
             tensors |= {f"ema/{name}": value for name, value in self.ema.means.items()}
@@ -233,7 +236,7 @@ class Run:
         return {
             "card": fingerprint(self.lm),
             "corpus": self.corpus.manifest.key,
-            "training": msgspec.to_builtins(self.training),
+            "training": msgspec.json.decode(msgspec.json.encode(self.training)),
             "torch": torch.__version__,
         }
 
