@@ -189,7 +189,7 @@ class Corpus:
         ends = np.cumsum(lengths)
         before = np.repeat(np.cumsum([0, *(len(shard.ids) for shard in shards)])[:-1], counts)
         self._start = ends - lengths - before
-        train, held = _split(self.records, held_out)
+        train, held = _split(self.records, held_out if manifest.kind == "text" or len(lengths) > 1 else 0.0)
         self.train, self.held_out = Documents(self, "train", train), Documents(self, "held_out", held)
 
     @property
@@ -200,13 +200,18 @@ class Corpus:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know."""
-        cut = bool(len(self.train)) and bool(len(self.held_out)) and len(self.records) == 1
+        cut = len(self.records) == 1 and len(self.held_out) == 1
         return (*self.manifest.notes, *(["the one document is cut: its end is held out"] if cut else []))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made it."""
         return Tokenizer.from_folder(self.folder)
+
+    @cached_property
+    def ordinary_ids(self) -> NDArray[np.int64]:
+        """All ids that are pieces of text."""
+        return np.setdiff1d(np.arange(self.manifest.vocab_size), np.array(self.marks.special, np.int64))
 
     def read(self, document: int, start: int, end: int) -> NDArray[np.integer[Any]]:
         """Ids start .. end - 1 of a document."""
@@ -222,21 +227,27 @@ class Corpus:
         return spoken
 
 
-def _split(records: NDArray[np.void], held_out: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def held_out_of(hashes: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:
+    """Which documents are held out, by the hashes of their texts, (N,); see `Corpus`."""
+    if share == 0.0 or len(hashes) < 2:
+        return np.zeros(len(hashes), np.bool_)
+    held = hashes < np.uint64(min(int(share * 2**64), 2**64 - 1))
+    if not held.any():
+        held = hashes == hashes.min()
+    if held.all():
+        held = hashes != hashes.max()
+    return held
+
+
+def _split(records: NDArray[np.void], share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Spans of the documents to train on and of those held out."""
     lengths = records["tokens"].astype(np.int64)
     spans = np.column_stack([np.arange(len(records)), np.zeros_like(lengths), lengths])
-    if held_out == 0.0:
-        return spans, spans[:0]
-    held = records["hash"] < np.uint64(min(int(held_out * 2**64), 2**64 - 1))
-    if len(records) == 1:
+    if len(records) == 1 and share and lengths[0] > 1:
         n = int(lengths[0])
-        cut = n - max(1, round(n * held_out)) if n > 1 and not records["first"][0] else n
-        return np.array([[0, 0, cut]]), np.array([[0, cut, n]])[: int(cut < n)]
-    if not held.any():
-        held = records["hash"] == records["hash"].min()
-    if held.all():
-        held = records["hash"] != records["hash"].max()
+        cut = n - max(1, round(n * share))
+        return np.array([[0, 0, cut]]), np.array([[0, cut, n]])
+    held = held_out_of(records["hash"], share)
     return spans[~held], spans[held]
 
 

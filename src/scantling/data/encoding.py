@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from scantling.data.chat import encode_chats
-from scantling.data.reading import Chat, Document, Pair, Part, Text, read
+from scantling.data.reading import Chat, Document, Pair, Part, Text, own_text, read
 from scantling.data.shards import Encoded, ShardRecord, write_shard
 from scantling.data.sources import Sources
 from scantling.text.tokenizer import Tokenizer
@@ -56,8 +56,8 @@ def _text(document: Text, tokenizer: Tokenizer) -> Encoded:
 
 def _pair(pair: Pair, tokenizer: Tokenizer) -> Encoded:
     source, target = (_ids(tokenizer.encode(text, add_special=False)) for text in (pair.source, pair.target))
-    data = f"{pair.source}\0{pair.target}".encode()
-    return Encoded(np.concatenate([source, target]), len(source), len(data) - 1, _digest(data))
+    size = len(pair.source.encode()) + len(pair.target.encode())
+    return Encoded(np.concatenate([source, target]), len(source), size, _digest(pair))
 
 
 def _encode_chats(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Encoded]:
@@ -73,14 +73,14 @@ def _encode_chats(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterat
 
 
 def _chats(chats: list[Chat], tokenizer: Tokenizer) -> Iterator[Encoded]:
-    for text, ids, spoken in encode_chats(tokenizer, [(chat.messages, chat.place) for chat in chats]):
-        data = text.encode()
-        yield Encoded(_ids(ids), 0, len(data), _digest(data), np.array(spoken, dtype=np.bool_))
+    for chat, found in zip(chats, encode_chats(tokenizer, chats), strict=True):
+        yield Encoded(_ids(found.ids), 0, len(found.text.encode()), _digest(chat), found.spoken)
 
 
 def _ids(ids: list[int]) -> np.ndarray[Any, np.dtype[np.uint32]]:
     return np.array(ids, dtype=np.uint32)
 
 
-def _digest(data: bytes) -> int:
+def _digest(document: Pair | Chat) -> int:
+    data = "".join(own_text(document)).encode()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

@@ -13,7 +13,8 @@ from scantling.data.batch import Batch
 from scantling.data.corpus import Corpus, Documents
 from scantling.data.layout import Layout, Schedule
 from scantling.data.mixing import mix
-from scantling.data.objectives import Objective, objective_named
+from scantling.data.named import objective_named
+from scantling.data.objectives import Objective
 from scantling.data.rows import Cutting, Pieces, Place, Reader, RowReader, StreamReader
 from scantling.errors import ScantlingInputError
 
@@ -40,13 +41,12 @@ class Feed:
         self._seed = seed
         if len(documents) == 0:
             raise ScantlingInputError(f"the half {documents.name!r} of the data has no document")
-        self._objective.check(documents, self._layout.mode)
+        self._objective.check(documents, self._layout)
         name = f"{self._objective.name} {self._layout.mode} {self._layout.long}".encode()
         tag = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
         self._identity = f"{mix(documents.identity, seed, tag):016x}"
-        self.documents, self._units = self._within(
-            documents, sorted({tokens} if isinstance(tokens, int) else {value for _, value in tokens})
-        )
+        lengths = [tokens] if isinstance(tokens, int) else sorted({value for _, value in tokens})
+        self.documents, self._units = self._within(documents, lengths)
 
     def reader(self, place: Place, epochs: int | None) -> Reader:
         """A reader that stands at a place; it shuffles where it reads without end."""
@@ -117,15 +117,18 @@ class Feed:
         if room < 1:
             raise ScantlingInputError(f"rows of {lengths[0]} tokens have no room for text beside the special tokens")
         units = self._objective.units(documents, streamed)
+        if streamed:
+            return documents, units
         pairs = documents.corpus.manifest.kind == "pairs"
         long = self._layout.long or ("refuse" if pairs else "split")
-        too_long = units > room
-        if streamed or long == "split" or not too_long.any():
+        needs = self._objective.needs(documents, lengths[0])
+        too_long = needs > lengths[0]
+        if long == "split" or not too_long.any():
             return documents, units
         if long == "refuse":
             raise ScantlingInputError(
                 f"{int(too_long.sum()):,} of {len(units):,} documents are longer than a row of {lengths[0]} tokens "
-                f"(the longest needs {int(units.max())}): take longer rows, or choose to split, truncate or drop them"
+                f"(the longest needs {int(needs.max())}): take longer rows, or choose to split, truncate or drop them"
             )
         if len(lengths) > 1:
             raise ScantlingInputError(f"rows that grow over the steps go with long documents split, not with {long}")

@@ -26,7 +26,7 @@ def mix(*numbers: int) -> int:
     """One seed of 64 bits from several numbers, whose order counts."""
     seed = 0
     for number in numbers:
-        seed = int(stream(seed ^ (number & _MASK), 1)[0])
+        seed = int(stream(seed ^ (int(number) & _MASK), 1)[0])
     return seed
 
 

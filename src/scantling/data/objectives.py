@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from scantling.data.canvas import IGNORED, Canvas, framed
 from scantling.data.corpus import Documents, Marks
+from scantling.data.layout import Layout
 from scantling.data.mixing import uniform
 from scantling.data.rows import Pieces
-from scantling.errors import ScantlingInputError, nearest
+from scantling.errors import ScantlingInputError
 
 
 class Objective(Protocol):
@@ -28,8 +29,8 @@ class Objective(Protocol):
     ahead: ClassVar[int]
     """Units of the next row of a stream that a row reads, too."""
 
-    def check(self, documents: Documents, mode: str) -> None:
-        """Refuse documents and modes that this objective cannot learn from."""
+    def check(self, documents: Documents, layout: Layout) -> None:
+        """Refuse documents and layouts that this objective cannot learn from."""
 
     def units(self, documents: Documents, streamed: bool) -> NDArray[np.int64]:
         """Of each document, (N,)."""
@@ -39,6 +40,9 @@ class Objective(Protocol):
 
     def overhead(self, marks: Marks) -> int:
         """Tokens beside the units of a piece."""
+
+    def needs(self, documents: Documents, tokens: int) -> NDArray[np.int64]:
+        """Of each document, (N,), the length of a row that holds it whole; `tokens` is that of the rows there are."""
 
     def fill(
         self, documents: Documents, rows: Sequence[Pieces], tokens: int, seeds: Sequence[int], streamed: bool
@@ -59,15 +63,27 @@ def around(documents: Documents) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return documents.corpus.marks.before, documents.corpus.marks.ends
 
 
-def _refuse_mode(name: str, mode: str, known: Sequence[str]) -> None:
-    if mode not in known:
-        raise ScantlingInputError(f"the objective {name!r} makes batches that are {' or '.join(known)}, not {mode}")
+def refuse_mode(name: str, layout: Layout, known: Sequence[str]) -> None:
+    """Refuse a layout that an objective cannot use."""
+    if layout.mode not in known:
+        raise ScantlingInputError(
+            f"the objective {name!r} makes batches that are {' or '.join(known)}, not {layout.mode}"
+        )
 
 
-def _refuse_kind(name: str, documents: Documents, known: Sequence[str]) -> None:
+def refuse_kind(name: str, documents: Documents, known: Sequence[str]) -> None:
+    """Refuse data that an objective cannot learn from."""
     kind = documents.corpus.manifest.kind
     if kind not in known:
         raise ScantlingInputError(f"the objective {name!r} learns from data of kind {' or '.join(known)}, not {kind}")
+
+
+def refuse_split(name: str, layout: Layout) -> None:
+    """Refuse to cut pairs."""
+    if layout.long == "split":
+        raise ScantlingInputError(
+            f"the objective {name!r} cannot split a pair over rows: choose to refuse, truncate or drop long ones"
+        )
 
 
 @dataclass(frozen=True)
@@ -83,7 +99,7 @@ class Causal:
 
     everything: bool = False
 
-    def check(self, documents: Documents, mode: str) -> None:
+    def check(self, documents: Documents, layout: Layout) -> None:
         """Refuse documents in which nothing can be predicted."""
         before, after = around(documents)
         if int((documents.lengths + len(before) + len(after)).max()) < 2:
@@ -101,6 +117,10 @@ class Causal:
     def overhead(self, marks: Marks) -> int:
         """None."""
         return 0
+
+    def needs(self, documents: Documents, tokens: int) -> NDArray[np.int64]:
+        """As many as go in."""
+        return self.units(documents, streamed=False)
 
     def fill(
         self, documents: Documents, rows: Sequence[Pieces], tokens: int, seeds: Sequence[int], streamed: bool
@@ -153,12 +173,14 @@ class PrefixLM(Causal):
 
     name: ClassVar[str] = "prefix"
 
-    def check(self, documents: Documents, mode: str) -> None:
+    def check(self, documents: Documents, layout: Layout) -> None:
         """Refuse rows of several documents, as a row has one prefix."""
-        super().check(documents, mode)
+        super().check(documents, layout)
         pairs = documents.corpus.manifest.kind == "pairs"
-        _refuse_mode(self.name, mode, ("padded",) if pairs else ("padded", "concatenated"))
-        _refuse_kind(self.name, documents, ("text", "pairs"))
+        refuse_mode(self.name, layout, ("padded",) if pairs else ("padded", "concatenated"))
+        if pairs:
+            refuse_split(self.name, layout)
+        refuse_kind(self.name, documents, ("text", "pairs"))
 
     def fill(
         self, documents: Documents, rows: Sequence[Pieces], tokens: int, seeds: Sequence[int], streamed: bool
@@ -175,17 +197,3 @@ class PrefixLM(Causal):
                 lengths[row] = 1 + int(uniform(seeds[row], 1)[0] * (real - 1))
             arrays["labels"][row, : max(int(lengths[row]) - 1, 0)] = IGNORED
         return {**arrays, "prefix_lengths": lengths}
-
-
-OBJECTIVES: Mapping[str, Callable[[], Objective]] = {"causal": Causal, "prefix": PrefixLM}
-
-
-def objective_named(name: str) -> Objective:
-    """The objective of a name, with its defaults.
-
-    Raises:
-        ScantlingInputError: no such objective.
-    """
-    if name not in OBJECTIVES:
-        raise ScantlingInputError(f"no objective {name!r}{nearest(name, OBJECTIVES)}; known: {', '.join(OBJECTIVES)}")
-    return OBJECTIVES[name]()

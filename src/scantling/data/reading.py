@@ -65,6 +65,15 @@ class Chat:
 Document: TypeAlias = Text | Pair | Chat
 
 
+def own_text(document: Document) -> Iterable[str]:
+    """What tells a document from others, whatever the tokenizer or the chat template; uses a `Text` up."""
+    if isinstance(document, Text):
+        return document.blocks
+    if isinstance(document, Pair):
+        return (document.source, "\0", document.target)
+    return (json.dumps(document.messages, ensure_ascii=False, sort_keys=True),)
+
+
 def parts_of(source: Source, size: int) -> Iterator[Part]:
     """The ranges of a source, of `size` bytes where its form has records that can be found in the middle."""
     total, step = source.size, size
@@ -237,19 +246,24 @@ def _document(record: Any, place: Place, sources: Sources) -> Document:
     if sources.kind == "chat":
         if not isinstance(values[0], list) or not values[0]:
             raise ScantlingInputError(f"{place()}: field {sources.columns[0]!r} is no list of messages")
-        return Chat(values[0], place)
+        return Chat(json.loads(_plain(json.dumps(values[0], ensure_ascii=False, default=str), place, sources)), place)
     for name, value in zip(sources.columns, values, strict=True):
         if not isinstance(value, str):
             raise ScantlingInputError(f"{place()}: field {name!r} is {type(value).__name__}, not text")
-    try:
-        texts = [value.encode(errors=sources.encoding_errors).decode() for value in values]
-    except UnicodeEncodeError:
-        raise ScantlingInputError(f"{place()}: has half of a surrogate pair, which is no character") from None
+    texts = [_plain(value, place, sources) for value in values]
     if sources.kind == "text":
         return Text(texts)
     if not all(text.strip() for text in texts):
         raise ScantlingInputError(f"{place()}: the source or the target is empty")
     return Pair(*texts)
+
+
+def _plain(text: str, place: Place, sources: Sources) -> str:
+    """Text without halves of surrogate pairs, which JSON can spell and no encoding can carry."""
+    try:
+        return text.encode(errors=sources.encoding_errors).decode()
+    except UnicodeEncodeError:
+        raise ScantlingInputError(f"{place()}: has half of a surrogate pair, which is no character") from None
 
 
 def _field(record: Any, name: str, place: Place) -> Any:

@@ -289,6 +289,10 @@ class Tokenizer:
             raise ScantlingInputError(f"the tokenizer has no token with id {token_id!r} (it has {self.vocab_size} ids)")
         return str(piece)
 
+    def tokens(self) -> list[str | None]:
+        """The whole vocabulary by id, as `token` spells it; None where an id has no token."""
+        return [self._library.id_to_token(token_id) for token_id in range(self.vocab_size)]
+
     def is_special(self, token_id: int) -> bool:
         """Whether the token is a mark, such as [CLS], and no piece of text."""
         return self.token(token_id) in self._special
