@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from scantling.parts.leaf import Norm
 from scantling.parts.part import Part, Step, Workload
+from scantling.parts.saved import Value, dropped
 
 
 @dataclass(frozen=True)
@@ -57,15 +59,17 @@ class Block(Part):
         return {name: part for sub in self.sublayers for name, part in sub.children().items()}
 
     def steps(self, w: Workload) -> Iterator[Step]:
+        formula = "norm(x) + f(norm(x))" if self.from_norm else "x + f(x)"
         for sub in self.sublayers:
+            inner = w
             for name in (sub.norm_name("in"), sub.name, sub.norm_name("res")):
                 if name is not None:
-                    yield from self.steps_of(name, w)
-            yield _added(
-                f":after_{sub.name}", w, self.d_model, "norm(x) + f(norm(x))" if self.from_norm else "x + f(x)"
-            )
+                    inner = w.on((yield from self.steps_of(name, inner)))
+            added = _added(f":after_{sub.name}", w, self.d_model, formula, self.dropout)
+            yield added
+            w = w.on(added.passed_on)
             if (name := sub.norm_name("out")) is not None:
-                yield from self.steps_of(name, w)
+                w = w.on((yield from self.steps_of(name, w)))
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         for sub in self.sublayers:
@@ -96,11 +100,12 @@ class ParallelBlock(Part):
         return {name: part for sub in self.sublayers for name, part in sub.children().items()}
 
     def steps(self, w: Workload) -> Iterator[Step]:
+        read = w
         for sub in self.sublayers:
-            for name in (sub.norm_name("in"), sub.name):
-                if name is not None:
-                    yield from self.steps_of(name, w)
-        yield _added(":after_all", w, self.d_model, "x + f(x) + g(x)")
+            if (name := sub.norm_name("in")) is not None:
+                read = w.on((yield from self.steps_of(name, w)))
+            yield from self.steps_of(sub.name, read)
+        yield _added(":after_all", w, self.d_model, "x + f(x) + g(x)", self.dropout, len(self.sublayers))
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         total, read = x, x
@@ -111,6 +116,8 @@ class ParallelBlock(Part):
         return ctx.mark(net, "after_all", total)
 
 
-def _added(path: str, w: Workload, d_model: int, formula: str) -> Step:
-    note = "Adds to the stream; nothing is overwritten."
-    return Step(path, "residual add", (w.batch, w.tokens, d_model), formula=formula, note=note)
+def _added(path: str, w: Workload, d_model: int, formula: str, dropout: float, updates: int = 1) -> Step:
+    note, shape = "Adds to the stream; nothing is overwritten.", (w.batch, w.tokens, d_model)
+    masks = [dropped(math.prod(shape)) for _ in range(updates)] if dropout else []
+    out = Value("stream", math.prod(shape))
+    return Step(path, "residual add", shape, formula=formula, note=note, saved=w.keep(*masks), out=out)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scantling.parts.attention import mix_steps
 from scantling.parts.leaf import Linear
+from scantling.parts.mixing import Mixing
 from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.saved import Value, flowing
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,15 @@ class CrossAttention(Part):
     def steps(self, w: Workload) -> Iterator[Step]:
         b, t, s, d = w.batch, w.tokens, w.sources, self.d_head
         kept = (b, self.n_kv_heads, s, d)
-        yield from self.steps_of("q", w, "W_Q", "What each token asks of the source.")
+        q = yield from self.steps_of("q", w, "W_Q", "What each token asks of the source.")
+        k, v = Value("keys of the source", math.prod(kept)), Value("values of the source", math.prod(kept))
         note = "The same numbers, seen head by head."
         formula = "(B,T,H*D) -> (B,H,T,D)"
         yield Step(":q_heads", "split q into heads", (b, self.n_heads, t, d), formula=formula, note=note)
         if w.past == 0:
-            source = replace(w, lead=(b, s))
-            yield from self.steps_of("k", source, "W_K", "What each source token answers to.")
-            yield from self.steps_of("v", source, "W_V", "What each source token hands over.")
+            source = replace(w, lead=(b, s), x=w.beside)
+            k = yield from self.steps_of("k", source, "W_K", "What each source token answers to.")
+            v = yield from self.steps_of("v", source, "W_V", "What each source token hands over.")
             for name in "kv":
                 formula = "(B,S,H_kv*D) -> (B,H_kv,S,D)"
                 yield Step(f":{name}_heads", f"split {name} into heads", kept, formula=formula, note=note)
@@ -65,10 +68,11 @@ class CrossAttention(Part):
             note = "Of the source: made once, kept for every later token."
             yield Step(":keys", "keys in the cache", kept, formula="S of the source", note=note)
             yield Step(":values", "values in the cache", kept, formula="S of the source", note=note)
-        yield from mix_steps(w, s, b * t * s, self.n_heads, self.n_kv_heads, d, d)
+        mixing = Mixing(self.n_heads, self.n_kv_heads, d, d, softcap=bool(self.softcap), dropout=bool(self.dropout))
+        mixed = yield from flowing(mixing.steps(w, q, k, v), None)
         note = "The heads' results side by side."
         yield Step(":merged", "merge heads", (b, t, self.n_heads * d), formula="(B,H,T,D) -> (B,T,H*D)", note=note)
-        yield from self.steps_of("o", w, "W_O", "Writes what was read back to the stream's width.")
+        yield from self.steps_of("o", w.on(mixed), "W_O", "Writes what was read back to the stream's width.")
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         b, t, _ = x.shape

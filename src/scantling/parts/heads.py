@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scantling.parts.leaf import Linear, Norm
+from scantling.parts.leaf import WIDE, Linear, Norm
+from scantling.parts.mlp import activated
 from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.saved import Value
 
 
 @dataclass(frozen=True)
@@ -25,10 +28,12 @@ class Transform(Part):
         return named | ({"norm": self.norm} if self.norm else {})
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        yield from self.steps_of("dense", w, "transform", "One more look at each vector before the scores.")
-        yield Step(":acted", self.act, (*w.rows, self.d_out), formula=f"{self.act}(x W^T)")
+        dense = yield from self.steps_of("dense", w, "transform", "One more look at each vector before the scores.")
+        shape = (*w.rows, self.d_out)
+        acted, kept = activated(self.act, dense, math.prod(shape))
+        yield Step(":acted", self.act, shape, formula=f"{self.act}(x W^T)", saved=w.keep(*kept), out=acted)
         if self.norm:
-            yield from self.steps_of("norm", w)
+            yield from self.steps_of("norm", w.on(acted))
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         x = ctx.mark(net, "acted", ctx.activate(self.act, net.dense(x)))
@@ -89,24 +94,29 @@ class Head(Part):
     def steps(self, w: Workload) -> Iterator[Step]:
         shape, note = (*w.rows, self.rows), "A score for every token of the vocabulary."
         if self.transform:
-            yield from self.steps_of("transform", w)
+            w = w.on((yield from self.steps_of("transform", w)))
         elif self.width != self.d_model:
-            yield from self.steps_of("narrow", w, "narrow", "Back to the width of the token table.")
+            w = w.on((yield from self.steps_of("narrow", w, "narrow", "Back to the width of the token table.")))
         if self.scale:
-            formula = f"{self.scale:g} x"
-            yield Step(":scaled", "scale", (*w.rows, self.width), formula=formula, note="Keeps the logits in bounds.")
+            formula, bounds = f"{self.scale:g} x", "Keeps the logits in bounds."
+            yield (step := Step(":scaled", "scale", (*w.rows, self.width), formula=formula, note=bounds))
+            w = w.on(step.passed_on)
         owned = 0 if self.fixed else self.rows
         if self.tied:
             flops = next(Linear(self.width, self.rows).steps(w)).flops
             params, formula = (owned, "x E^T + b") if self.bias else (0, "x E^T")
-            yield Step(":product", "LM head (tied)", shape, params, flops, flops, formula=formula, note=note)
+            saved = w.keep(w.read(math.prod(w.rows) * self.width))
+            op = "LM head (tied)"
+            yield Step(":product", op, shape, params, flops, flops, formula=formula, note=note, saved=saved)
         else:
             yield from self.steps_of("matrix", w, "LM head", note)
             if self._own_bias:
                 yield Step(":shifted", "shift", shape, owned, formula="x + b", note="A stored shift per token.")
         if self.softcap:
             formula = f"{self.softcap:g} tanh(x / {self.softcap:g})"
-            yield Step(":capped", "soft cap", shape, formula=formula, note="Keeps the logits in bounds.")
+            saved = w.keep(Value("tanh of the logits", math.prod(shape)))
+            bounds = "Keeps the logits in bounds."
+            yield Step(":capped", "soft cap", shape, formula=formula, note=bounds, saved=saved)
         if self.rows != self.vocab_size:
             cut = (*w.rows, self.vocab_size)
             yield Step(":cut", "cut the padding", cut, formula="x[:V]", note="Padded rows are no tokens.")
@@ -150,7 +160,12 @@ class Head(Part):
             yield Step(":probabilities", "softmax", (w.batch, v), formula="softmax(logits[-1])", note=note, dtype=WIDE)
         if w.tokens > 1 and not w.last_only:
             note = "Each position against the token that follows it; mean, in nats."
-            yield Step(":loss", "cross-entropy", (), formula="-log p(next token)", note=note, dtype=WIDE)
+            judged = w.batch * (w.tokens - 1)
+            # Of one row, and of one target in each, they are a view of the ids.
+            view = w.beside if w.batch == 1 or w.tokens == 2 else None
+            targets = view or Value("targets", judged, "int64")
+            saved = w.keep(*cross_entropy(judged, v, targets))
+            yield Step(":loss", "cross-entropy", (), formula="-log p(next token)", note=note, dtype=WIDE, saved=saved)
 
     def outcome(self, net: Any, ids: Any, logits: Any, ctx: Any) -> tuple[Any, Any]:
         """Probabilities, None in training; and the loss, None where there is no target."""
@@ -161,15 +176,22 @@ class Head(Part):
         return probabilities, loss
 
 
-WIDE = "float32"
+def cross_entropy(rows: int, classes: int, targets: Value) -> tuple[Value, ...]:
+    """What the loss keeps: the logarithms of all probabilities, the targets, and how many there are."""
+    return Value("log-probabilities", rows * classes, WIDE), targets, Value("number of targets", 1, WIDE)
 
 
 def _outcome(w: Workload, shape: Shape, scores: str, note: str) -> Iterator[Step]:
     """Probabilities in inference; in training the loss, whose targets come from outside."""
     if not w.training:
         yield Step(":probabilities", scores, shape, formula=f"{scores}(logits)", note=note, dtype=WIDE)
+        return
+    numel = math.prod(shape)
+    if scores == "sigmoid":
+        saved: tuple[Value, ...] = (w.cast(w.read(numel), numel, WIDE), Value("targets", numel, WIDE))
     else:
-        yield Step(":loss", "cross-entropy", (), formula="-log p(target)", note="Mean, in nats.", dtype=WIDE)
+        saved = cross_entropy(numel // shape[-1], shape[-1], Value("targets", numel // shape[-1], "int64"))
+    yield Step(":loss", "cross-entropy", (), formula="-log p(target)", note="Mean, in nats.", dtype=WIDE, saved=saved)
 
 
 def _judged(net: Any, logits: Any, ctx: Any, scores: str) -> tuple[Any, Any]:
@@ -203,14 +225,16 @@ class Labels(Part):
         return named | {"matrix": Linear(self.d_model, self.n_labels, self.bias)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
+        inner = w
         if self.pool:
-            yield _pooled_step(w, self.d_model, self.pool)
-        inner = replace(w, lead=(w.batch,)) if self.pool else w
+            yield (step := _pooled_step(w, self.d_model, self.pool))
+            inner = replace(w.on(step.passed_on), lead=(w.batch,))
         if self.transform:
-            yield from self.steps_of("transform", inner)
-        yield from self.steps_of("matrix", inner, "classifier", "A score for every label.")
+            inner = inner.on((yield from self.steps_of("transform", inner)))
+        logits = yield from self.steps_of("matrix", inner, "classifier", "A score for every label.")
         if self.flat:
-            yield Step(":flat", "drop the axis", inner.rows, formula="x[..., 0]", note="One score per token.")
+            note = "One score per token."
+            yield Step(":flat", "drop the axis", inner.rows, formula="x[..., 0]", note=note, out=logits)
 
     def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
         if self.pool:
@@ -256,12 +280,15 @@ class TextVector(Part):
         text = replace(w, lead=(w.batch,))
         if self.spare and not w.training:
             yield from self.steps_of("transform", text, note="In the file; nothing reads it.")
-        yield _pooled_step(w, self.d_model, self.pool)
+        yield (step := _pooled_step(w, self.d_model, self.pool))
+        text = text.on(step.passed_on)
         if self.transform and not self.spare:
-            yield from self.steps_of("transform", text)
+            text = text.on((yield from self.steps_of("transform", text)))
         if self.normalize:
             note = "Length 1, so that a product of two vectors is their cosine."
-            yield Step(":unit", "normalise", (w.batch, self.d_model), formula="x / |x|", note=note)
+            lengths = (Value("lengths", w.batch), Value("lengths, at least 1e-12", w.batch))
+            saved = w.keep(text.read(w.batch * self.d_model), *lengths)
+            yield Step(":unit", "normalise", (w.batch, self.d_model), formula="x / |x|", note=note, saved=saved)
 
     def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
         if self.spare and not ctx.training:
@@ -304,7 +331,10 @@ class NoHead(Part):
 
 def _pooled_step(w: Workload, d_model: int, pool: str) -> Step:
     formula = {"first": "x[0]", "mean": "mean of real x", "last": "last real x"}[pool]
-    return Step(":pooled", f"pool: {pool}", (w.batch, d_model), formula=formula, note="One vector for the text.")
+    # One token's vector is a view of the stream.
+    out = None if pool == "mean" else w.x
+    shape, note = (w.batch, d_model), "One vector for the text."
+    return Step(":pooled", f"pool: {pool}", shape, formula=formula, note=note, out=out)
 
 
 AnyHead = Head | Labels | TextVector | NoHead

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from scantling.parts.attention import mix_steps, visible_pairs
 from scantling.parts.leaf import Linear, RMSNorm
+from scantling.parts.mixing import Mixing
 from scantling.parts.part import Part, Shape, Step, Workload
 from scantling.parts.position import NoPosition, Position
+from scantling.parts.saved import Value, flowing
 from scantling.visibility import Visibility
 
 
@@ -76,14 +78,9 @@ class LatentAttention(Part):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         b, h, t, s = w.batch, self.n_heads, w.tokens, w.keys
-        if self.q_rank is None:
-            yield from self.steps_of("q", w, "W_Q", "What each token asks.")
-        else:
-            yield from self.steps_of("q_down", w, "W_DQ", "A narrow latent of what each token asks.")
-            yield from self.steps_of("q_norm", w, note="Keeps the size of the latent in bounds.")
-            yield from self.steps_of("q_up", w, "W_UQ", "What each token asks, from its latent.")
-        yield from self.steps_of("kv_down", w, "W_DKV, W_KR", "A narrow latent, and one key for the position.")
-        yield from self.steps_of("kv_norm", w, note="Keeps the size of the latent in bounds.")
+        q = yield from self._query_steps(w)
+        down = yield from self.steps_of("kv_down", w, "W_DKV, W_KR", "A narrow latent, and one key for the position.")
+        latent = yield from self.steps_of("kv_norm", w.on(down), note="Keeps the size of the latent in bounds.")
         note = "The same numbers, seen head by head."
         yield Step(
             ":q_heads", "split q into heads", (b, h, t, self.d_head), formula="(B,T,H*D) -> (B,H,T,D)", note=note
@@ -91,23 +88,37 @@ class LatentAttention(Part):
         if self.position.turned:
             note = f"Turns pairs of the last {self.d_rope} channels by the position: no parameters."
             shape, formula = (b, h, t, self.d_head), "[q_nope, q_rope cos + rot(q_rope) sin]"
-            yield Step(":q_rotated", "RoPE on q", shape, formula=formula, note=note)
-            note, formula = "One turned key, which all heads share.", "x cos + rot(x) sin"
-            yield Step(":k_rotated", "RoPE on the shared key", (b, 1, t, self.d_rope), formula=formula, note=note)
+            q, saved = Value("turned q", math.prod(shape)), w.keep(*self.position.turning(w))
+            yield Step(":q_rotated", "RoPE on q", shape, formula=formula, note=note, saved=saved)
+            note, formula, shape = (
+                "One turned key, which all heads share.",
+                "x cos + rot(x) sin",
+                (b, 1, t, self.d_rope),
+            )
+            yield Step(":k_rotated", "RoPE on the shared key", shape, formula=formula, note=note, saved=saved)
         if not w.training:
             note = "Kept for later tokens instead of keys and values."
             for name, kept in self.state(w).items():
                 yield Step(f":{name}", f"{name.replace('_', ' ')} in the cache", kept, formula="S = P + T", note=note)
         note = "Keys and values of every position, from the latents."
-        yield from self.steps_of("kv_up", replace(w, lead=(b, s)), "W_UK, W_UV", note)
+        yield from self.steps_of("kv_up", replace(w.on(latent), lead=(b, s)), "W_UK, W_UV", note)
         note = "Each head's own channels, and the shared ones that carry the position."
         yield Step(":k_heads", "keys by head", (b, h, s, self.d_head), formula="[k_nope_h, k_rope]", note=note)
         note = "What each position hands over, head by head."
         yield Step(":v_heads", "values by head", (b, h, s, self.d_value), formula="v_h", note=note)
-        yield from mix_steps(w, s, visible_pairs(w, self.visibility), h, h, self.d_head, self.d_value)
+        mixing = Mixing(h, h, self.d_head, self.d_value, self.visibility, self.position, dropout=bool(self.dropout))
+        k, v = Value("keys by head", b * h * s * self.d_head), Value("values by head", b * h * s * self.d_value)
+        mixed = yield from flowing(mixing.steps(w, q, k, v), None)
         note = "The heads' results side by side."
         yield Step(":merged", "merge heads", (b, t, h * self.d_value), formula="(B,H,T,D) -> (B,T,H*D)", note=note)
-        yield from self.steps_of("o", w, "W_O", "Writes what was read back to the stream's width.")
+        yield from self.steps_of("o", w.on(mixed), "W_O", "Writes what was read back to the stream's width.")
+
+    def _query_steps(self, w: Workload) -> Generator[Step, None, Value]:
+        if self.q_rank is None:
+            return (yield from self.steps_of("q", w, "W_Q", "What each token asks."))
+        down = yield from self.steps_of("q_down", w, "W_DQ", "A narrow latent of what each token asks.")
+        latent = yield from self.steps_of("q_norm", w.on(down), note="Keeps the size of the latent in bounds.")
+        return (yield from self.steps_of("q_up", w.on(latent), "W_UQ", "What each token asks, from its latent."))
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         b, t, _ = x.shape
@@ -131,4 +142,5 @@ class LatentAttention(Part):
         wide = net.kv_up(latent).view(b, s, self.n_heads, self.d_nope + self.d_value).transpose(1, 2)
         own, v = wide.split([self.d_nope, self.d_value], -1)
         k = ctx.mark(net, "k_heads", ctx.join(own, key.expand(b, self.n_heads, s, self.d_rope)))
-        return k, ctx.mark(net, "v_heads", v)
+        # A view would keep the keys' channels with the values for the backward.
+        return k, ctx.mark(net, "v_heads", ctx.apart(v))

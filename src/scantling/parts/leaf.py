@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.saved import Value
+from scantling.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from torch import nn
+
+WIDE = "float32"
+"""What norms, softmax and losses are computed in."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +31,11 @@ class Linear(Part):
         return matrix | {"bias": (self.d_out,)} if self.bias else matrix
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        flops = 2 * math.prod(w.rows) * self.d_in * self.d_out
+        rows = math.prod(w.rows)
+        flops = 2 * rows * self.d_in * self.d_out
         formula = "x W^T + b" if self.bias else "x W^T"
-        yield Step("", "linear", (*w.rows, self.d_out), self.params, flops, flops, formula=formula)
+        saved = w.keep(w.read(rows * self.d_in))
+        yield Step("", "linear", (*w.rows, self.d_out), self.params, flops, flops, formula=formula, saved=saved)
 
     def module(self, path: str) -> nn.Module:
         from torch import nn
@@ -50,7 +57,10 @@ class GroupedLinear(Part):
         return matrix | {"bias": (self.n_experts, self.d_out)} if self.bias else matrix
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        flops = 2 * math.prod(w.rows) * self.d_in * self.d_out
+        rows = math.prod(w.rows)
+        flops = 2 * rows * self.d_in * self.d_out
+        ends = w.beside or Value("ends", self.n_experts, "int32")
+        shift = (Value("each row's expert", rows, "int64"),) if self.bias else ()
         yield Step(
             "",
             "expert linear",
@@ -59,6 +69,8 @@ class GroupedLinear(Part):
             flops,
             flops,
             formula="x W_e^T + b_e" if self.bias else "x W_e^T",
+            saved=w.keep(w.read(rows * self.d_in), ends, *shift),
+            flops_before_saving=flops if self.bias else 0,
         )
 
     def forward(self, net: Any, x: Any, groups: Any) -> Any:
@@ -76,7 +88,8 @@ class Embedding(Part):
         return {"weight": (self.rows, self.d_model)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        yield Step("", "embedding lookup", (*w.rows, self.d_model), self.params, formula="E[ids]")
+        saved = w.keep(w.read(math.prod(w.rows), "int64"))
+        yield Step("", "embedding lookup", (*w.rows, self.d_model), self.params, formula="E[ids]", saved=saved)
 
     def module(self, path: str) -> nn.Module:
         import torch
@@ -114,7 +127,20 @@ class RMSNorm(Part):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         formula = f"x / sqrt(mean(x^2) + {self.eps:g}) * " + ("(1 + w)" if self.plus_one else "w")
-        yield Step("", "RMSNorm", (*w.rows, self.d), self.params, formula=formula, note="Sets each vector's size.")
+        note = "Sets each vector's size."
+        shape, saved = (*w.rows, self.d), w.keep(*self._saved(w))
+        yield Step("", "RMSNorm", shape, self.params, formula=formula, note=note, saved=saved)
+
+    def _saved(self, w: Workload) -> tuple[Value, ...]:
+        """On CPU torch computes the norm of 16-bit vectors in float32, step by step."""
+        rows = math.prod(w.rows)
+        wide = DTYPE_BYTES[w.dtype] <= 2 or self.plus_one
+        x = w.read(rows * self.d)
+        read, size = w.cast(x, rows * self.d, WIDE) if wide else x, WIDE if wide else None
+        rounded = self.rounded and not self.plus_one
+        sized = Value("vectors of size 1", rows * self.d, None if rounded else size)
+        gain = (Value("1 + w", self.d, WIDE),) if self.plus_one else ()
+        return read, Value("1 / size of each vector", rows, size), sized, *gain
 
     def module(self, path: str) -> nn.Module:
         from torch import nn
@@ -147,7 +173,9 @@ class LayerNorm(Part):
     def steps(self, w: Workload) -> Iterator[Step]:
         formula = f"(x - mean) / sqrt(var + {self.eps:g}) * w" + (" + b" if self.bias else "")
         note = "Centres each vector and sets its size."
-        yield Step("", "LayerNorm", (*w.rows, self.d), self.params, formula=formula, note=note)
+        rows = math.prod(w.rows)
+        saved = w.keep(w.read(rows * self.d), Value("means", rows), Value("1 / deviations", rows))
+        yield Step("", "LayerNorm", (*w.rows, self.d), self.params, formula=formula, note=note, saved=saved)
 
     def module(self, path: str) -> nn.Module:
         from torch import nn
@@ -179,7 +207,16 @@ class HeadNorm(Part):
     def steps(self, w: Workload) -> Iterator[Step]:
         shape = (w.batch, self.n_heads, w.tokens, self.d)
         name = "LayerNorm" if self.centred else "RMSNorm"
-        yield Step("", f"{name} per head", shape, self.params, formula=f"norm(x) * w_h, eps {self.eps:g}")
+        formula, saved = f"norm(x) * w_h, eps {self.eps:g}", w.keep(*self._saved(w))
+        yield Step("", f"{name} per head", shape, self.params, formula=formula, saved=saved)
+
+    def _saved(self, w: Workload) -> tuple[Value, ...]:
+        rows = w.batch * self.n_heads * w.tokens
+        x = w.read(rows * self.d)
+        read = Value("centred vectors", rows * self.d, WIDE) if self.centred else w.cast(x, rows * self.d, WIDE)
+        sized = Value("vectors of size 1", rows * self.d, WIDE)
+        gain = () if w.dtype == WIDE else (Value("w in float32", self.params, WIDE),)
+        return read, Value("1 / size of each vector", rows, WIDE), sized, *gain
 
     def forward(self, net: Any, x: Any) -> Any:
         wide = x.float()

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scantling.parts.leaf import Linear
+from scantling.parts.leaf import WIDE, Linear
 from scantling.parts.mlp import MLP, GatedMLP
 from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.saved import Value
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,26 @@ class Router(Part):
         return {"selection_bias": (self.n_experts,)} if self.selection_bias else {}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        yield from self.steps_of("choose", w, "router", "Scores every expert for each token.")
+        logits = yield from self.steps_of("choose", w, "router", "Scores every expert for each token.")
         if self.selection_bias:
             note = "Decides who is chosen, not with what weight."
             yield Step(":selection", "selection bias", (*w.rows, self.n_experts), formula="s + b", note=note)
         kind = {"softmax": "softmax", "sigmoid": "sigmoid", "top_softmax": "scores, then softmax"}[self.scores]
         formula = f"top-{self.top_k} of {kind}" + (", divided by their sum" if self.normalize else "")
-        yield Step(":kept", "choose experts", (*w.rows, self.top_k), formula=formula, note="The weights of the chosen.")
+        shape, saved = (*w.rows, self.top_k), w.keep(*self._saved(w, logits))
+        kept = Value("weights of the chosen", math.prod(shape))
+        note = "The weights of the chosen."
+        yield Step(":kept", "choose experts", shape, formula=formula, note=note, saved=saved, out=kept)
+
+    def _saved(self, w: Workload, logits: Value) -> tuple[Value, ...]:
+        """What each choice keeps; who is chosen gets no gradient, the weights of the chosen do."""
+        rows = math.prod(w.rows)
+        chosen = Value("the chosen experts", rows * self.top_k, "int64")
+        kept = Value("their scores", rows * self.top_k, WIDE)
+        every = Value("scores of all experts", rows * self.n_experts, WIDE)
+        first = (chosen, kept) if self.scores == "top_softmax" else (every, chosen)
+        sums = (kept, Value("sums of the chosen", rows, WIDE)) if self.normalize else ()
+        return *first, *sums
 
     def forward(self, net: Any, x: Any, ctx: Any) -> tuple[Any, Any]:
         """x (B, T, d) -> weights (B, T, top_k) in x's dtype, expert ids (B, T, top_k)."""
@@ -71,7 +85,8 @@ class Router(Part):
         else:
             scores = logits.softmax(-1) if self.scores == "softmax" else logits.sigmoid()
             wanted = ctx.mark(net, "selection", scores + net.selection_bias) if self.selection_bias else scores
-            experts = self._in_best_groups(wanted).topk(self.top_k, -1).indices
+            # Who is chosen has no gradient, so nothing is kept for one.
+            experts = self._in_best_groups(wanted.detach()).topk(self.top_k, -1).indices
             kept = scores.gather(-1, experts)
         ctx.routed(net, logits, experts, self.scores)
         if self.normalize:
@@ -122,12 +137,16 @@ class MoE(Part):
     def steps(self, w: Workload) -> Iterator[Step]:
         sent = math.prod(w.rows) * self.router.top_k
         shape = (*w.rows, self.router.d_model)
-        yield from self.steps_of("router", w)
+        kept = yield from self.steps_of("router", w)
         note = "Each token once per chosen expert, sorted by expert."
-        yield Step(":sent", "send to experts", (sent, self.router.d_model), formula="x[order]", note=note)
-        yield from self.steps_of("experts", replace(w, lead=(sent,)))
+        rows, size = (sent, self.router.d_model), sent * self.router.d_model
+        copies, saved = Value("tokens by expert", size), w.keep(Value("token of each row", sent, "int64"))
+        yield Step(":sent", "send to experts", rows, formula="x[order]", note=note, saved=saved, out=copies)
+        ends = Value("where each expert's rows end", self.router.n_experts, "int32")
+        yield from self.steps_of("experts", replace(w.on(copies), lead=(sent,), beside=ends))
         note = "Each token's expert outputs, weighted and added."
-        yield Step(":combined", "combine", shape, formula="sum_e weight_e y_e", note=note)
+        saved = w.keep(Value("row of each choice", sent, "int64"), Value("outputs by token", size), kept)
+        yield Step(":combined", "combine", shape, formula="sum_e weight_e y_e", note=note, saved=saved)
         if self.shared:
             yield from self.steps_of("shared", w)
             if self.shared_gate:

@@ -7,11 +7,12 @@ In a part's `forward(self, net, ...)`, `self` is the drawing (sizes and choices,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from scantling.errors import ScantlingInputError
+from scantling.parts.saved import POLICIES, Value, flowing
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,6 +36,10 @@ class Workload:
         last_only: the head reads the last position only, as a prefill does.
         unrolled: rows for every block, instead of one block with the number of its repeats.
         prefix_lengths: of each row, in layers with a prefix; () where no row has one.
+        dtype: of weights and activations, which decides what a training pass keeps.
+        recompute: what a training pass computes again in the backward: ``none``, ``selective``, ``block``.
+        x: what the part reads, known inside a training pass.
+        beside: what it reads besides: the encoder's output, or where each expert's rows end.
     """
 
     batch: int = 1
@@ -47,6 +52,10 @@ class Workload:
     last_only: bool = False
     unrolled: bool = False
     prefix_lengths: tuple[int, ...] = ()
+    dtype: str = "float32"
+    recompute: str = "none"
+    x: Value | None = None
+    beside: Value | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("batch", 1), ("tokens", 1), ("past", 0), ("source", 1)):
@@ -57,6 +66,8 @@ class Workload:
                 raise ScantlingInputError(f"{name} is {value!r}; a whole number of at least {least} is needed")
         if self.kernel not in ("fused", "reference"):
             raise ScantlingInputError(f"kernel is {self.kernel!r}; use fused or reference")
+        if self.recompute not in POLICIES:
+            raise ScantlingInputError(f"recompute is {self.recompute!r}; use one of {', '.join(POLICIES)}")
         if self.training and self.past:
             raise ScantlingInputError("a training pass has no cache: past must be 0")
         if self.prefix_lengths and (len(self.prefix_lengths) != self.batch or min(self.prefix_lengths) < 0):
@@ -80,6 +91,22 @@ class Workload:
         """Leading shape of an activation."""
         return (self.batch, self.tokens) if self.lead is None else self.lead
 
+    def on(self, x: Value) -> Workload:
+        """The same for a part that reads `x`."""
+        return replace(self, x=x) if self.training else self
+
+    def read(self, numel: int, dtype: str | None = None) -> Value:
+        """What the part reads; where nobody says, a tensor of its own."""
+        return self.x or Value("x", numel, dtype)
+
+    def keep(self, *values: Value) -> tuple[Value, ...]:
+        """The values in training, nothing in inference."""
+        return values if self.training else ()
+
+    def cast(self, x: Value, numel: int, dtype: str) -> Value:
+        """`x`, of which `numel` elements are meant, in `dtype`: itself where that is what it has."""
+        return x if (x.dtype or self.dtype) == dtype else Value(f"{x.name} in {dtype}", numel, dtype)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -97,6 +124,11 @@ class Step:
         note: one plain sentence.
         dtype: of the output where it is not the activations' own.
         stored: whether the output is a tensor of its own; False where a kernel only reads it by an index.
+        saved: what autograd keeps here for the backward, also where another row keeps it too.
+        saved_bytes: of what no row before keeps; known in the rows of a whole Transformer.
+        flops_before_saving: of the products that come before the last value is kept here.
+        flops_again: computed a second time in the backward.
+        out: what is passed on, where it is not a tensor of this row's own.
     """
 
     path: str
@@ -110,6 +142,16 @@ class Step:
     note: str = ""
     dtype: str | None = None
     stored: bool = True
+    saved: tuple[Value, ...] = ()
+    saved_bytes: int = 0
+    flops_before_saving: int = 0
+    flops_again: int = 0
+    out: Value | None = None
+
+    @property
+    def passed_on(self) -> Value:
+        """The storage of what the next part reads."""
+        return self.out or Value(self.op, self.numel, self.dtype)
 
     @property
     def numel(self) -> int:
@@ -256,12 +298,21 @@ class Part:
         """Parameters that one token uses: all but the experts not chosen."""
         return self.params - self.idle_params()
 
-    def steps_of(self, name: str, w: Workload, op: str | None = None, note: str | None = None) -> Iterator[Step]:
-        """Rows of the child `name`, seen from here; `op` and `note` say what the child is to this part."""
+    def steps_of(
+        self, name: str, w: Workload, op: str | None = None, note: str | None = None
+    ) -> Generator[Step, None, Value]:
+        """Rows of the child `name`, seen from here; `op` and `note` say what the child is to this part.
+
+        Returns:
+            What the child passes on.
+        """
         child = self.children()[name]
         assert isinstance(child, Part)
-        for step in child.steps(w):
-            yield replace(step, path=join(name, step.path), op=op or step.op, note=note or step.note)
+        seen = (
+            replace(step, path=join(name, step.path), op=op or step.op, note=note or step.note)
+            for step in child.steps(w)
+        )
+        return (yield from flowing(seen, w.x))
 
 
 def cycles(parts: tuple[Part, ...]) -> Iterator[tuple[int, int, int]]:

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from scantling.parts.leaf import Embedding
 from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.saved import Value
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What some queries' scores are shifted by.
+
+    Attributes:
+        numel: of the rows of the shift, all heads.
+        trained: the shift gets a gradient.
+        saved: what looking it up keeps for the backward.
+    """
+
+    numel: int
+    trained: bool = False
+    saved: tuple[Value, ...] = ()
 
 
 class Position(Part):
@@ -32,6 +48,14 @@ class Position(Part):
 
     def bias(self, net: Any, ctx: Any) -> Any | None:
         """What is added to the scores, (1 or B, H, T, S), or None; `net` is the built part."""
+        return None
+
+    def turning(self, w: Workload) -> tuple[Value, ...]:
+        """The tables that turning keeps for the backward, made once per pass."""
+        return ()
+
+    def shift(self, w: Workload, rows: int) -> Shift | None:
+        """The shift of the scores of `rows` queries, or None."""
         return None
 
     @property
@@ -71,7 +95,7 @@ class Learned(Position):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         # Where tokens are counted, each row has positions of its own.
-        rows = Workload(1 if self.pad_id is None else w.batch, w.tokens)
+        rows = replace(w, batch=1 if self.pad_id is None else w.batch, lead=None, x=None)
         yield from self.steps_of("table", rows, "position lookup", "One trained vector per position.")
         note = "Now the order shows in the vectors."
         yield Step(":added", "add positions", (*w.rows, self.d_model), formula="x + P[positions]", note=note)
@@ -176,6 +200,10 @@ class ALiBi(Position):
 
     def bias(self, net: Any, ctx: Any) -> Any:
         return ctx.penalties(self.slopes(), self.scale, self.rounded)
+
+    def shift(self, w: Workload, rows: int) -> Shift:
+        # Rounded penalties depend on the key alone.
+        return Shift(self.n_heads * w.keys * (1 if self.rounded else rows))
 
 
 def inverse_frequencies(theta: float, width: int) -> tuple[float, ...]:

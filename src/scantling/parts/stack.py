@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scantling.parts.leaf import Embedding, Linear, Norm
 from scantling.parts.part import Child, Part, Step, Workload, cycles
 from scantling.parts.position import Position
+from scantling.parts.saved import dropped, flowing, region
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class TokenTypes(Part):
         return {"table": Embedding(self.n_types, self.d_model)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        yield from self.steps_of("table", w, "type lookup", "One trained vector per kind of token.")
+        kinds = replace(w, x=None)
+        yield from self.steps_of("table", kinds, "type lookup", "One trained vector per kind of token.")
         note = "Now it shows which text is which."
         yield Step(":added", "add types", (*w.rows, self.d_model), formula="x + S[types]", note=note)
 
@@ -36,6 +39,7 @@ class Stack(Part):
     """x (B, T, d) -> (B, T, d). Pre-norm stacks end in one `final_norm`, post-norm stacks in none.
 
     Attributes:
+        width: of the vectors that come in.
         embed_norm: on the vectors with their positions, before the first block (BLOOM, BERT), or None.
         types: a vector per kind of token, added to the token's, or None.
         widen: from the width of tables and `embed_norm` to that of the blocks (ELECTRA), or None.
@@ -44,6 +48,7 @@ class Stack(Part):
     position: Position
     blocks: tuple[Part, ...]
     final_norm: Norm | None
+    width: int
     embed_norm: Norm | None = None
     dropout: float = 0.0
     types: TokenTypes | None = None
@@ -62,19 +67,34 @@ class Stack(Part):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         if self.types:
-            yield from self.steps_of("types", w)
-        yield from self.steps_of("position", w)
+            w = w.on((yield from self.steps_of("types", w)))
+        w = w.on((yield from self.steps_of("position", w)))
         if self.embed_norm:
-            yield from self.steps_of("embed_norm", w)
+            w = w.on((yield from self.steps_of("embed_norm", w)))
+        if self.dropout and w.training:
+            yield (step := self._dropout_step(w))
+            w = w.on(step.passed_on)
         if self.widen:
-            yield from self.steps_of("widen", w, "widen", "From the tables' width to the stream's.")
+            w = w.on((yield from self.steps_of("widen", w, "widen", "From the tables' width to the stream's.")))
         runs = [(0, len(self.blocks), 1)] if w.unrolled else cycles(self.blocks)
         for start, period, times in runs:
             for i in range(start, start + period):
-                for step in self.blocks[i].steps(w):
-                    yield step.under(f"blocks.{i}").times(times)
+                rows = (step.under(f"blocks.{i}").times(times) for step in self._block_steps(i, w))
+                w = w.on((yield from flowing(rows, w.x)))
         if self.final_norm:
             yield from self.steps_of("final_norm", w)
+
+    def _dropout_step(self, w: Workload) -> Step:
+        shape = (*w.rows, self.width)
+        saved, note = (dropped(math.prod(shape)),), "A part of the channels is 0 in each training pass."
+        formula = f"x * mask / {1 - self.dropout:g}"
+        return Step(":dropped", "dropout", shape, formula=formula, note=note, saved=saved)
+
+    def _block_steps(self, i: int, w: Workload) -> Iterator[Step]:
+        if not (w.training and w.recompute == "block" and w.x):
+            return self.blocks[i].steps(w)
+        kept = (w.x, w.beside) if w.beside else (w.x,)
+        return region(self.blocks[i].steps(w), kept)
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         if self.types:
@@ -82,9 +102,10 @@ class Stack(Part):
         x = self.position.embed(net.position, x, ctx)
         if self.embed_norm:
             x = net.embed_norm(x)
-        x = ctx.drop(net, x, self.dropout)
+        if self.dropout and ctx.training:
+            x = ctx.mark(net, "dropped", ctx.drop(net, x, self.dropout))
         if self.widen:
             x = net.widen(x)
         for block in net.blocks:
-            x = block(x, ctx)
+            x = ctx.block(block, x)
         return net.final_norm(x) if self.final_norm else x
