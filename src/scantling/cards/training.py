@@ -99,7 +99,7 @@ class Training(Section):
         objective: what is predicted; default by the family: causal for a decoder, masked for an encoder, seq2seq for
             an encoder-decoder.
         boundary: packed rows, whose documents do not see each other; padded rows of one document; or concatenated rows,
-            whose documents do see each other.
+            whose documents do see each other. Default packed where the objective can be, else padded.
         precision: fp32; bf16-mixed (autocast, weights in float32); bf16-master (weights in bfloat16 with float32
             copies); bf16 (nothing in float32).
         steps: updates.
@@ -120,7 +120,7 @@ class Training(Section):
     """
 
     objective: Literal["causal", "masked", "seq2seq", "spans", "prefix"] | None = None
-    boundary: Literal["packed", "padded", "concatenated"] = "packed"
+    boundary: Literal["packed", "padded", "concatenated"] | None = None
     precision: Literal["fp32", "bf16-mixed", "bf16-master", "bf16"] = "fp32"
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()

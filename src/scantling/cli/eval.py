@@ -46,15 +46,14 @@ def command(
     need("torch", "score text")
     from dataclasses import replace
 
-    from scantling.cli.train_view import show_corpus
-    from scantling.data import Sources, prepare
+    from scantling.data import Sources, prepare, shown_progress
     from scantling.model import load
     from scantling.train.evaluate import score_documents, start_of, windows_for
 
     lm = load(model, dtype=dtype, device=device, revision=revision)
     if lm.tokenizer is None:
         raise ScantlingInputError(f"{model} has no tokenizer to read a text with")
-    with show_corpus() as progress:
+    with shown_progress() as progress:
         corpus = prepare(Sources(data), lm.tokenizer, held_out=0.0, progress=progress)
     for note in (*lm.notes, *corpus.notes):
         click.echo(f"note: {note}", err=True)

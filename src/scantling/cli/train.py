@@ -149,7 +149,8 @@ def _folder(out: Path | None, name: str, go_on: bool) -> Path:
 
 
 def _train(ask: Ask, training: Training, out: Path, go_on: bool, plain: bool) -> None:
-    from scantling.cli.train_view import show_corpus, view
+    from scantling.cli.train_view import view
+    from scantling.data import shown_progress
     from scantling.train import checkpoints
     from scantling.train.run import train
     from scantling.train.setup import Asked, corpus_of, model_of, single_thread_note
@@ -161,7 +162,7 @@ def _train(ask: Ask, training: Training, out: Path, go_on: bool, plain: bool) ->
         lm = model_of(ask.model, training, training.seed, ask.device, ask.revision)
         for note in (*lm.notes, *filter(None, [single_thread_note(ask.device)])):
             click.echo(f"note: {note}", err=True)
-        with show_corpus() as progress:
+        with shown_progress() as progress:
             corpus = corpus_of(lm, training, Asked(ask.sources, ask.tokenizer, None, ask.held_out), progress)
         for note in corpus.notes:
             click.echo(f"note: {note}", err=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +12,6 @@ from scantling.units import bytes_text, count_text
 
 if TYPE_CHECKING:
     from scantling.cards.training import Training
-    from scantling.data import Progress
     from scantling.train.watch import Record, Watcher
 
 SECONDS = 2.0
@@ -24,20 +21,6 @@ SECONDS = 2.0
 def view(training: Training, plain: bool) -> Watcher:
     """The panel, or lines."""
     return Lines(training) if plain or not sys.stderr.isatty() else Panel(training)
-
-
-@contextmanager
-def show_corpus() -> Iterator[Callable[[Progress], None]]:
-    """What to call while text becomes tokens: a bar on a terminal, lines elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda p: click.echo(f"tokenised {p.done} of {p.shards} pieces, {p.tokens:,} tokens", err=True)
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("text to tokens", total=None)
-        yield lambda p: bar.update(task, total=p.shards, completed=p.done)
 
 
 def line(record: Record, steps: int) -> str | None:

@@ -177,19 +177,27 @@ def score_documents(
     return replace(found, bytes=total_bytes)
 
 
+@dataclass(frozen=True)
+class Rows:
+    """How documents are put into rows: so many tokens each, packed, padded or concatenated."""
+
+    tokens: int
+    mode: str
+
+
 def score_objective(
-    lm: Model, documents: Documents, objective: Objective, tokens: int, mode: str, limit: int | None, how: How
+    lm: Model, documents: Documents, objective: Objective | str, rows: Rows, limit: int | None, how: How
 ) -> Score:
     """Score documents under the objective of a run, with the same noise every time; bytes have no meaning there."""
     from scantling.data import one_pass
 
     total = Score(bytes=None)
-    for batch in one_pass(documents, objective, ROWS, tokens, mode, seed=0):
+    for batch in one_pass(documents, objective, ROWS, rows.tokens, rows.mode, seed=0):
         if limit is not None and total.tokens >= limit:
             break
-        rows = inputs(batch, lm.parts, lm.device)
-        if rows.judged:
-            total += Score(_nll(lm, rows, how), rows.judged, None)
+        given = inputs(batch, lm.parts, lm.device)
+        if given.judged:
+            total += Score(_nll(lm, given, how), given.judged, None)
     if not total.tokens:
         raise ScantlingInputError("no token of the held-out text is judged")
     return total

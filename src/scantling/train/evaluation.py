@@ -5,9 +5,9 @@ from __future__ import annotations
 from scantling.cards.training import Training
 from scantling.data import Corpus
 from scantling.model import Model
-from scantling.train.evaluate import Score, score_documents, score_objective, start_of, windows_for
+from scantling.train.evaluate import Rows, Score, score_documents, score_objective, start_of, windows_for
 from scantling.train.forward import How
-from scantling.train.settings import objective_of
+from scantling.train.settings import boundary_of, objective_of
 
 PROMPT_TOKENS = 16
 """Of a held-out document that a sample begins with, where no prompt is given."""
@@ -20,10 +20,8 @@ def evaluate(lm: Model, corpus: Corpus, training: Training, how: How) -> Score:
         size = min(training.tokens or lm.card.context, lm.card.context)
         windows = windows_for(lm, asked.stride, size, start_of(corpus))
         return score_documents(lm, corpus.held_out, windows, asked.tokens, how)
-    from scantling.data.objectives import objective_named
-
-    tokens = training.tokens or lm.card.context
-    return score_objective(lm, corpus.held_out, objective_named(name), tokens, training.boundary, asked.tokens, how)
+    rows = Rows(training.tokens or lm.card.context, boundary_of(lm.card, training))
+    return score_objective(lm, corpus.held_out, name, rows, asked.tokens, how)
 
 
 def samples(lm: Model, corpus: Corpus, training: Training) -> list[str]:

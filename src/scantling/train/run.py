@@ -127,7 +127,7 @@ class Run:
             settings.objective_of(self.lm.card, training),
             training.batch * training.accumulation * ranks.size,
             settings.rows_of(self.lm.card, training),
-            training.boundary,
+            settings.boundary_of(self.lm.card, training),
             training.seed,
             self.progress.cursor,
             ranks.size,

@@ -26,6 +26,12 @@ def objective_of(card: Card, training: Training) -> str:
     return training.objective or _BY_FAMILY[card.family]
 
 
+def boundary_of(card: Card, training: Training) -> str:
+    """How documents are put into rows."""
+    packed = objective_of(card, training) in ("causal", "masked")
+    return training.boundary or ("packed" if packed else "padded")
+
+
 def how_of(training: Training) -> How:
     """How the loss is computed."""
     return How(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +19,10 @@ from scantling.data import (
     Sources,
     byte_tokenizer,
     cache_folder,
+    learned_tokenizer,
     prepare,
     read_tokenizer,
-    train_tokenizer,
 )
-from scantling.data.reading import Pair, Text, parts_of, read
 from scantling.data.sources import find_sources
 from scantling.data.vocabulary import N_SENTINELS, Purpose
 from scantling.errors import ScantlingInputError
@@ -34,9 +33,6 @@ from scantling.train.settings import WEIGHTS, objective_of
 
 Report = Callable[[Progress], None]
 """Is told how far tokenising is."""
-
-LEARN_BYTES = 2**23
-"""Of text, that a tokenizer is learned from."""
 
 
 @dataclass(frozen=True)
@@ -102,19 +98,18 @@ def tokenizer_of(lm: Model, training: Training, asked: Asked) -> Tokenizer:
         return byte_tokenizer(purpose, sentinels=N_SENTINELS if objective == "spans" else 0)
     if asked.tokenizer is not None:
         return read_tokenizer(asked.tokenizer)
-    return lm.tokenizer or _learned(lm.card, asked.sources, purpose, N_SENTINELS if objective == "spans" else 0)
+    return lm.tokenizer or _learned(lm.card, asked, purpose, N_SENTINELS if objective == "spans" else 0)
 
 
-def _learned(card: Card, sources: Sources, purpose: Purpose, sentinels: int) -> Tokenizer:
+def _learned(card: Card, asked: Asked, purpose: Purpose, sentinels: int) -> Tokenizer:
     """A byte-level BPE of the card's size, kept in the cache under the hash of what it was learned from."""
-    found, _ = find_sources(sources)
-    said = [[s.sha256 for s in found], sources.options, card.vocab_size, purpose, sentinels, LEARN_BYTES]
+    found, _ = find_sources(asked.sources)
+    said = [[s.sha256 for s in found], asked.sources.options, card.vocab_size, purpose, sentinels, asked.held_out]
     folder = cache_folder() / "tokenizers" / hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
     if (folder / "tokenizer.json").exists():
         return Tokenizer.from_folder(folder)
-    size = sum(source.size for source in found)
-    texts = _sampled(sources, min(1.0, LEARN_BYTES / max(size, 1)))
-    tokenizer = train_tokenizer(texts, card.vocab_size, purpose, sentinels=sentinels)
+    sources, share = asked.sources, asked.held_out
+    tokenizer = learned_tokenizer(sources, card.vocab_size, purpose, sentinels=sentinels, held_out=share)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in sorted(tokenizer.files().items(), reverse=True):
@@ -124,27 +119,6 @@ def _learned(card: Card, sources: Sources, purpose: Purpose, sentinels: int) -> 
     except OSError as error:
         raise ScantlingInputError(f"{folder}: cannot be written: {error.strerror}") from None
     return tokenizer
-
-
-def _sampled(sources: Sources, share: float) -> Iterator[str]:
-    """Every so many documents, so that their texts are about that share of all."""
-    found, _ = find_sources(sources)
-    due = 0.0
-    for source in found:
-        for part in parts_of(source, 2**22):
-            for document in read(part, sources):
-                due += share
-                if isinstance(document, Text):
-                    # The blocks must be read in any case.
-                    text = "".join(document.blocks)
-                    pieces: Sequence[str] = [text]
-                elif isinstance(document, Pair):
-                    pieces = [document.source, document.target]
-                else:
-                    pieces = [str(message.get("content", "")) for message in document.messages]
-                if due >= 1:
-                    due -= 1
-                    yield from pieces
 
 
 def single_thread_note(device: str) -> str | None:
