@@ -189,4 +189,19 @@ def _train(ask: Ask, training: Training, out: Path, go_on: bool, plain: bool) ->
 
 
 def _prove(ask: Ask, training: Training) -> None:
-    raise NotImplementedError
+    """A verdict per line on standard output; exit status 1 where one is broken."""
+    from scantling.data import shown_progress
+    from scantling.train.prove import prove
+    from scantling.train.setup import Asked, corpus_of, model_of
+
+    lm = model_of(ask.model, training, training.seed, ask.device, ask.revision)
+    with shown_progress() as progress:
+        corpus = corpus_of(lm, training, Asked(ask.sources, ask.tokenizer, None, ask.held_out), progress)
+    broken = 0
+    for verdict in prove(lm, corpus, training, lm.origin is None):
+        word = {True: "holds", False: "BROKEN", None: "skipped"}[verdict.holds]
+        show.say(f"{word:8}{verdict.name}: {verdict.message}")
+        broken += verdict.holds is False
+    show.say("skipped several ranks == one rank: this process is alone")
+    if broken:
+        raise SystemExit(1)
