@@ -92,6 +92,21 @@ class Evaluation(Section):
     prompt: str | None = None
 
 
+class Lora(Section):
+    """Adapters of low rank instead of all weights (arXiv:2106.09685).
+
+    Attributes:
+        alpha: their sum is multiplied by alpha / rank; default the rank.
+        targets: names of linear maps in the blocks.
+        dropout: on what an adapter reads.
+    """
+
+    rank: Size = 16
+    alpha: Positive | None = None
+    targets: list[str] = field(default_factory=lambda: ["q", "k", "v", "o", "gate", "up", "down"])
+    dropout: Chance = 0.0
+
+
 class Training(Section):
     """One training run.
 
@@ -112,6 +127,7 @@ class Training(Section):
         label_smoothing: share of each target that is spread over the vocabulary.
         z_loss: factor on the square of the log of the softmax's sum.
         router_balance, router_z: factors on the losses of routers (Switch Transformer, ST-MoE); experts only.
+        lora: adapters are trained instead of the weights, and saved merged and by themselves; default not.
         ema: decay of a mean of the weights that is evaluated and saved beside them; default none.
         seed: of the initial weights, the order of the data and dropout, each by its own stream.
         save_every: updates between two checkpoints; 0 is only at the end.
@@ -135,6 +151,7 @@ class Training(Section):
     z_loss: Amount = 0.0
     router_balance: Amount = 0.01
     router_z: Amount = 0.0
+    lora: Lora | None = None
     ema: Chance | None = None
     seed: Count = 0
     bad: Bad = Bad()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from scantling.cards.training import Training
     from scantling.data import Sources
     from scantling.train.checkpoints import Found
+    from scantling.train.watch import Watcher
 
 SHORT = {
     "steps": "steps",
@@ -166,12 +167,13 @@ def _train(ask: Ask, training: Training, out: Path, go_on: bool, plain: bool) ->
             corpus = corpus_of(lm, training, Asked(ask.sources, ask.tokenizer, None, ask.held_out), progress)
         for note in corpus.notes:
             click.echo(f"note: {note}", err=True)
-        watchers = [Metrics(out, 0 if found is None else found.step), view(training, plain)]
+        watchers = [Metrics(out, 0 if found is None else found.step), view(training, plain), *_tensorboard(out)]
         try:
             summary = train(lm, corpus, training, out, watchers, found)
         finally:
             for watcher in watchers:
                 watcher.close()
+    _report(out, lm.card.name)
     click.echo(f"{summary.folder}: {summary.reason} after update {summary.step}", err=True)
     show.say(
         json.dumps(
@@ -186,6 +188,30 @@ def _train(ask: Ask, training: Training, out: Path, go_on: bool, plain: bool) ->
             }
         )
     )
+
+
+def _tensorboard(out: Path) -> list[Watcher]:
+    """TensorBoard's files where the library is installed."""
+    from importlib.util import find_spec
+
+    from scantling.train.watch import TensorBoard
+
+    return [TensorBoard(out)] if find_spec("tensorboard") is not None else []
+
+
+def _report(out: Path, name: str) -> None:
+    """The report where matplotlib is installed; a failure to write it is no failure of the run."""
+    from importlib.util import find_spec
+
+    from scantling.train.report import write_report
+
+    if find_spec("matplotlib") is None:
+        click.echo("note: no report is written: it needs matplotlib (pip install 'scantling[plot]')", err=True)
+        return
+    try:
+        click.echo(f"report: {write_report(out, name)}", err=True)
+    except OSError as error:
+        click.echo(f"note: no report is written: {error.strerror or error}", err=True)
 
 
 def _prove(ask: Ask, training: Training) -> None:

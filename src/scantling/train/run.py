@@ -6,6 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 import torch
 from msgspec.structs import replace
+from torch import Tensor
 
 from scantling.cards import to_yaml
 from scantling.cards.training import Training
@@ -25,11 +27,12 @@ from scantling.train import checkpoints, settings, state
 from scantling.train.ema import Ema
 from scantling.train.evaluate import Score
 from scantling.train.evaluation import evaluate, samples
-from scantling.train.forward import Inputs, check_head, inputs
+from scantling.train.forward import Inputs, check_head, forward, inputs
+from scantling.train.lora import Adapters
 from scantling.train.optim import Optimizers, groups
 from scantling.train.ranks import Ranks
 from scantling.train.signals import Stop, stopping
-from scantling.train.speed import Peak, memory_bytes, memory_now, peak, training_flops
+from scantling.train.speed import CONVENTION, Peak, counted_flops, memory_bytes, memory_now, peak, training_flops
 from scantling.train.step import WINDOW, Guard, Outcome, Stepper
 from scantling.train.watch import Watcher
 
@@ -71,6 +74,7 @@ class Run:
     watchers: Sequence[Watcher]
     stepper: Stepper
     ema: Ema | None
+    adapters: Adapters | None
     peak: Peak
     progress: state.Progress = field(default_factory=state.Progress)
     started_at: int = 0
@@ -79,6 +83,7 @@ class Run:
     flops_here: int = 0
     base_memory: int | None = None
     saved_step: int | None = None
+    last_batch: Inputs | None = None
 
     def loop(self, stop: Stop) -> Summary:
         """Train to the end.
@@ -97,6 +102,7 @@ class Run:
             began = time.perf_counter()
             batch = next(rows)
             micro = self._micro(batch)
+            self.last_batch = micro[-1]
             factor = schedule.factor(progress.step)
             outcome = self.stepper.update(progress.step, micro, factor)
             progress.cursor = dict(batch.cursor)
@@ -118,6 +124,7 @@ class Run:
             score = self._evaluate()
         if self.saved_step != progress.step:
             self.save()
+        self._account()
         return self._summary(reason, last, score)
 
     def _rows(self) -> Iterator[Batch]:
@@ -222,13 +229,19 @@ class Run:
         return folder
 
     def _write(self, folder: Path) -> None:
-        saved = save(self.lm, folder)
+        with nullcontext() if self.adapters is None else self.adapters.merged():
+            saved = save(self.lm, folder)
+        notes = list(saved.notes)
+        if self.adapters is not None:
+            notes += self.adapters.save_peft(folder / "adapter", saved.model_type)
         if self.saved_step is None:
-            for note in saved.notes:
+            for note in notes:
                 self.tell("note", text=note)
         tensors = {f"optimizer/{name}": value for name, value in self.stepper.optimizers.state().items()}
         if self.ema is not None:
             tensors |= {f"ema/{name}": value for name, value in self.ema.means.items()}
+        if self.adapters is not None:
+            tensors |= {f"lora/{name}": value for name, value in self.adapters.weights.items()}
         state.write(folder, self.progress, self.about(), tensors)
 
     def about(self) -> dict[str, Any]:
@@ -238,6 +251,7 @@ class Run:
             "corpus": self.corpus.manifest.key,
             "training": msgspec.json.decode(msgspec.json.encode(self.training)),
             "torch": torch.__version__,
+            "base": None if self.adapters is None else self.adapters.base,
         }
 
     def tell(self, kind: str, **values: Any) -> None:
@@ -262,6 +276,32 @@ class Run:
             norms=outcome.norms,
             **({"fault": outcome.fault} if outcome.fault else {}),
             **({"routers": _routers(outcome)} if outcome.routing else {}),
+        )
+
+    def _account(self) -> None:
+        """Tell what was predicted beside what was measured."""
+        if self.last_batch is None or not self.seconds_here:
+            return
+        batch = self.last_batch
+
+        def once() -> None:
+            result = forward(self.lm.net, self.lm.parts, batch, max(batch.judged, 1), self.stepper.how)
+            result.objective.backward()  # type: ignore[no-untyped-call]
+
+        counted = counted_flops(once)
+        self.stepper.optimizers.clear()
+        used = memory_bytes(self.lm.device)
+        self.tell(
+            "account",
+            flops_predicted=training_flops(self.lm.parts, batch),
+            flops_counted=counted,
+            convention=CONVENTION,
+            seconds=self.seconds_here,
+            seconds_at_peak=self.flops_here / (self.stepper.ranks.size * self.peak.flops),
+            peak=self.peak.flops,
+            peak_source=self.peak.source,
+            mfu=self.mfu,
+            memory_measured=None if used is None or self.base_memory is None else used - self.base_memory,
         )
 
     @property
@@ -321,7 +361,9 @@ def begin(
     lm.net.to(dtype)
     lm.net.requires_grad_(True)
     lm.card = replace(lm.card, training=training)
-    weights = {name: weight for name, weight in lm.net.named_parameters() if name in lm.parts.named_stored}
+    adapters = None if training.lora is None else Adapters(lm, settings.lora_of(training))
+    stored = {name: weight for name, weight in lm.net.named_parameters() if name in lm.parts.named_stored}
+    weights: dict[str, Tensor] = dict(stored) if adapters is None else dict(adapters.weights)
     recipe = settings.recipe_of(training)
     optimizers = Optimizers(groups(lm.parts, weights, recipe), recipe, training.precision == "bf16-master")
     guard = Guard(training.bad.spike)
@@ -330,7 +372,7 @@ def begin(
     )
     ema = None if training.ema is None else Ema(weights, training.ema)
     computing = torch.bfloat16 if training.precision != "fp32" else torch.float32
-    run = Run(lm, corpus, training, out, watchers, stepper, ema, peak(lm.device, computing))
+    run = Run(lm, corpus, training, out, watchers, stepper, ema, adapters, peak(lm.device, computing))
     run.base_memory = memory_now(lm.device)
     run._rows()
     settings.schedule_of(training)
@@ -352,15 +394,17 @@ def resume(run: Run, found: checkpoints.Found) -> Sequence[str]:
     if about.get("corpus") != now["corpus"]:
         raise ScantlingInputError(f"{found.folder}: was trained on other data, or with another tokenizer")
     changed = settings.differences(about["training"], now["training"])
-    loaded = load(found.folder, device=str(run.lm.device))
-    run.lm.net.load_state_dict(
-        {name: value for name, value in loaded.net.state_dict().items() if name in run.lm.parts.named_stored},
-        strict=False,
-    )
-    optimizer = {n.partition("/")[2]: v for n, v in stored.tensors.items() if n.startswith("optimizer/")}
-    run.stepper.optimizers.restore(optimizer)
+    if run.adapters is None:
+        loaded = load(found.folder, device=str(run.lm.device)).net.state_dict()
+        known = run.lm.parts.named_stored
+        run.lm.net.load_state_dict({name: value for name, value in loaded.items() if name in known}, strict=False)
+    else:
+        if about.get("base") != now["base"]:
+            raise ScantlingInputError(f"{found.folder}: its adapters are for other weights than those of this model")
+        run.adapters.restore(stored.under("lora"))
+    run.stepper.optimizers.restore(stored.under("optimizer"))
     if run.ema is not None:
-        run.ema.restore({n.partition("/")[2]: v for n, v in stored.tensors.items() if n.startswith("ema/")})
+        run.ema.restore(stored.under("ema"))
     run.progress = stored.progress
     run.stepper.guard.past.extend(stored.progress.norms[-WINDOW:])
     run.saved_step = run.progress.step

@@ -10,6 +10,7 @@ import torch
 from scantling.cards import Card
 from scantling.cards.training import Training, updates
 from scantling.errors import ScantlingInputError
+from scantling.train import lora
 from scantling.train.forward import How
 from scantling.train.loss import Terms
 from scantling.train.optim import Recipe
@@ -55,6 +56,14 @@ def recipe_of(training: Training) -> Recipe:
         chosen.momentum,
         chosen.decay_embeddings,
     )
+
+
+def lora_of(training: Training) -> lora.Recipe:
+    """The adapters; there must be some."""
+    chosen = training.lora
+    assert chosen is not None
+    alpha = float(chosen.rank) if chosen.alpha is None else chosen.alpha
+    return lora.Recipe(chosen.rank, alpha, tuple(chosen.targets), chosen.dropout, training.seed)
 
 
 def schedule_of(training: Training) -> Schedule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -74,13 +75,16 @@ def training_flops(parts: Transformer, batch: Inputs) -> int:
     return flops(parts, Workload(rows, tokens, source=source, training=True)).training
 
 
-def counted_flops(net: torch.nn.Module, run: object) -> int:
-    """What torch's own counter sees of `run`, with the attention kernel whose products it can count."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
+def counted_flops(run: Callable[[], None]) -> int:
+    """What torch's own counter sees of `run`, with the attention kernel whose products it can count.
 
-    assert callable(run)
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    The counter does not know products that are added in place, which is told here.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode, addmm_flop
+
+    known = {torch.ops.aten.addmm_: addmm_flop}
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=known) as counter:
         run()
     return int(counter.get_total_flops())
 

@@ -58,12 +58,16 @@ class Stored:
 
     Attributes:
         about: of the run: `card` (a hash), `corpus` (its key), `training` (the section), `versions`.
-        tensors: by `optimizer/...` and `ema/...`.
+        tensors: by `optimizer/...`, `ema/...` and `lora/...`.
     """
 
     progress: Progress
     about: dict[str, Any]
     tensors: dict[str, Tensor]
+
+    def under(self, kind: str) -> dict[str, Tensor]:
+        """The tensors of one kind, by the rest of their names."""
+        return {n.removeprefix(f"{kind}/"): value for n, value in self.tensors.items() if n.startswith(f"{kind}/")}
 
 
 def write(folder: Path, progress: Progress, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
