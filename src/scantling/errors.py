@@ -30,6 +30,8 @@ _EXTRA_OF = {
     "huggingface_hub": "hub",
     "pyarrow": "data",
     "datasets": "data",
+    "matplotlib": "plot",
+    "tensorboard": "board",
 }
 
 

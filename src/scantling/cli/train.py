@@ -16,9 +16,12 @@ from scantling.cli import show
 from scantling.errors import ScantlingInputError, need
 
 if TYPE_CHECKING:
+    from scantling.cards import Card
     from scantling.cards.training import Training
-    from scantling.data import Sources
+    from scantling.data import Corpus, Sources
+    from scantling.model import Model
     from scantling.train.checkpoints import Found
+    from scantling.train.setup import Asked
     from scantling.train.watch import Watcher
 
 SHORT = {
@@ -50,6 +53,15 @@ class Ask:
     held_out: float
     device: str
     revision: str | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run is written, and whether it goes on there; `plain` lines or a panel."""
+
+    out: Path
+    go_on: bool
+    plain: bool
 
 
 @click.command()
@@ -103,17 +115,17 @@ def command(
     Settings are those of the card's `training` section, changed by the options. Without --data the sources of Python's
     standard library are the text. The last line of standard output is JSON: step, loss, tokens_per_second, mfu.
     """
-    card = card_of(model, revision=revision)
-    training = training_of(card, _changes(short, more), card.name)
+    card, changes = card_of(model, revision=revision), _changes(short, more)
+    training_of(card, changes, card.name)
     need("torch", "train")
     need("tokenizers", "train on text")
     from scantling.data import Sources
 
     ask = Ask(model, Sources(data, kind, fields), tokenizer, held_out, device, revision)
     if prove:
-        _prove(ask, training)
-        return
-    _train(ask, training, _folder(out, card.name, go_on), go_on, plain)
+        _prove(ask, training_of(card, changes, card.name))
+    else:
+        _train(ask, card, changes, Place(_folder(out, card.name, go_on), go_on, plain))
 
 
 def _changes(short: Mapping[str, Any], more: tuple[str, ...]) -> dict[str, Any]:
@@ -149,25 +161,20 @@ def _folder(out: Path | None, name: str, go_on: bool) -> Path:
     return out
 
 
-def _train(ask: Ask, training: Training, out: Path, go_on: bool, plain: bool) -> None:
+def _train(ask: Ask, card: Card, changes: Mapping[str, Any], place: Place) -> None:
     from scantling.cli.train_view import view
-    from scantling.data import shown_progress
     from scantling.train import checkpoints
     from scantling.train.run import train
-    from scantling.train.setup import Asked, corpus_of, model_of, single_thread_note
     from scantling.train.watch import Metrics
 
+    out = place.out
     with checkpoints.held(out):
         checkpoints.clean(out)
-        found: Found | None = checkpoints.newest(out) if go_on else None
-        lm = model_of(ask.model, training, training.seed, ask.device, ask.revision)
-        for note in (*lm.notes, *filter(None, [single_thread_note(ask.device)])):
-            click.echo(f"note: {note}", err=True)
-        with shown_progress() as progress:
-            corpus = corpus_of(lm, training, Asked(ask.sources, ask.tokenizer, None, ask.held_out), progress)
-        for note in corpus.notes:
-            click.echo(f"note: {note}", err=True)
-        watchers = [Metrics(out, 0 if found is None else found.step), view(training, plain), *_tensorboard(out)]
+        found: Found | None = checkpoints.newest(out) if place.go_on else None
+        training = training_of(_as_before(card, found), changes, card.name)
+        asked = _data_of(ask, out, found)
+        lm, corpus = _made(ask, asked, training)
+        watchers = [Metrics(out, 0 if found is None else found.step), view(training, place.plain), *_tensorboard(out)]
         try:
             summary = train(lm, corpus, training, out, watchers, found)
         finally:
@@ -188,6 +195,41 @@ def _train(ask: Ask, training: Training, out: Path, go_on: bool, plain: bool) ->
             }
         )
     )
+
+
+def _as_before(card: Card, found: Found | None) -> Card:
+    """The card with the settings of the run that goes on, which the options then change."""
+    from msgspec.structs import replace
+
+    from scantling.cards import read_file
+
+    if found is None:
+        return card
+    return replace(card, training=read_file(found.folder / "card.yaml").training)
+
+
+def _data_of(ask: Ask, out: Path, found: Found | None) -> Asked:
+    """The data that is named; of a run that goes on, what it was begun with where nothing is named."""
+    from scantling.train.setup import Asked, read_asked, write_asked
+
+    asked = Asked(ask.sources, ask.tokenizer, None, ask.held_out)
+    if found is not None and not ask.sources.paths:
+        return read_asked(out) or asked
+    write_asked(out, asked)
+    return asked
+
+
+def _made(ask: Ask, asked: Asked, training: Training) -> tuple[Model, Corpus]:
+    """The model that is trained, and the data in its tokens; what is to be said about both goes to standard error."""
+    from scantling.data import shown_progress
+    from scantling.train.setup import corpus_of, model_of, single_thread_note
+
+    lm = model_of(ask.model, training, training.seed, ask.device, ask.revision)
+    with shown_progress() as progress:
+        corpus = corpus_of(lm, training, asked, progress)
+    for note in (*lm.notes, *corpus.notes, *filter(None, [single_thread_note(ask.device)])):
+        click.echo(f"note: {note}", err=True)
+    return lm, corpus
 
 
 def _tensorboard(out: Path) -> list[Watcher]:
@@ -216,13 +258,10 @@ def _report(out: Path, name: str) -> None:
 
 def _prove(ask: Ask, training: Training) -> None:
     """A verdict per line on standard output; exit status 1 where one is broken."""
-    from scantling.data import shown_progress
     from scantling.train.prove import prove
-    from scantling.train.setup import Asked, corpus_of, model_of
+    from scantling.train.setup import Asked
 
-    lm = model_of(ask.model, training, training.seed, ask.device, ask.revision)
-    with shown_progress() as progress:
-        corpus = corpus_of(lm, training, Asked(ask.sources, ask.tokenizer, None, ask.held_out), progress)
+    lm, corpus = _made(ask, Asked(ask.sources, ask.tokenizer, None, ask.held_out), training)
     broken = 0
     for verdict in prove(lm, corpus, training, lm.origin is None):
         word = {True: "holds", False: "BROKEN", None: "skipped"}[verdict.holds]

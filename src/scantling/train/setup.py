@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -48,6 +49,53 @@ class Asked:
     tokenizer: str | None = None
     out: Path | None = None
     held_out: float = 0.05
+
+
+ASKED = "data.json"
+"""What a run was begun with, in its folder."""
+
+
+def write_asked(run: Path, asked: Asked) -> None:
+    """Remember what a run is trained on, so that it can go on without being told again.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    sources = {**_said(asked.sources), "paths": [_whole(path) for path in asked.sources.paths]}
+    plain = {"sources": sources, "tokenizer": asked.tokenizer, "held_out": asked.held_out}
+    part = run / f".{ASKED}.part"
+    part.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+    part.replace(run / ASKED)
+
+
+def read_asked(run: Path) -> Asked | None:
+    """What a run was begun with, or None where its folder does not say.
+
+    Raises:
+        ScantlingInputError: the file cannot be read.
+    """
+    try:
+        plain = json.loads((run / ASKED).read_text(encoding="utf-8"))
+        sources: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in plain["sources"].items()
+        }
+        return Asked(Sources(**sources), plain["tokenizer"], None, plain["held_out"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ScantlingInputError(
+            f"{run / ASKED}: does not say what the run was begun with; name it (--data)"
+        ) from None
+
+
+def _said(sources: Sources) -> dict[str, object]:
+    """The fields of the sources, as JSON."""
+    return {field.name: getattr(sources, field.name) for field in fields(sources)}
+
+
+def _whole(path: str) -> str:
+    """A path from the root, where it is one; names of datasets stay."""
+    return str(Path(path).resolve()) if Path(path).exists() else path
 
 
 def model_of(name: str, training: Training, seed: int, device: str, revision: str | None = None) -> Model:
