@@ -206,8 +206,9 @@ class TestInvariants:
             assert sum(part.scored for part in parts) == whole.scored
             size = 6 // ranks
             assert all(equal(part, whole.rows(r * size, r * size + size)) for r, part in enumerate(parts))
-            assert [part.tokens for part in parts] == [
-                whole.rows(r * size, r * size + size).tokens for r in range(ranks)
+            assert [(p.tokens, p.documents) for p in parts] == [
+                (whole.rows(r * size, r * size + size).tokens, whole.rows(r * size, r * size + size).documents)
+                for r in range(ranks)
             ]
 
     @settings(max_examples=40, deadline=None)

@@ -33,6 +33,12 @@ def test_the_stream_is_that_of_the_plain_algorithm(seed: int, count: int) -> Non
     assert stream(seed, count).tolist() == wanted
 
 
+@given(st.integers(-(2**65), 2**65), st.integers(0, 2**64 - 1))
+def test_mixing_takes_outputs_of_the_stream(first: int, second: int) -> None:
+    assert mix(first) == stream(first % 2**64, 1)[0]
+    assert mix(first, second) == stream(mix(first) ^ second, 1)[0]
+
+
 @given(st.integers(-(2**70), 2**70), st.integers(0, 200))
 def test_a_permutation_has_every_number_once(seed: int, count: int) -> None:
     assert sorted(permutation(seed, count).tolist()) == list(range(count))

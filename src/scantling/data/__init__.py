@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from scantling.data.batch import Batch
-from scantling.data.batches import batches, one_pass
+from scantling.data.batching import batches, one_pass
 from scantling.data.corpus import Corpus, Documents, open_corpus
 from scantling.data.display import shown_progress
 from scantling.data.layout import Layout
 from scantling.data.learned import learned_tokenizer
+from scantling.data.making import Progress, cache_folder, prepare
 from scantling.data.masked import MaskedLM
 from scantling.data.named import OBJECTIVES
+from scantling.data.ngrams import Overlap, overlap
 from scantling.data.objectives import Causal, Objective, PrefixLM
-from scantling.data.overlap import Overlap, overlap
-from scantling.data.prepare import Progress, cache_folder, prepare
 from scantling.data.seq2seq import Seq2Seq, SpanCorruption
 from scantling.data.sources import Sources
 from scantling.data.vocabulary import byte_tokenizer, check_size, read_tokenizer, train_tokenizer

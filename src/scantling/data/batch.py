@@ -23,8 +23,7 @@ class Batch:
         position_ids: (B, T) int64, from 0 in each document.
         attention_mask: (B, T) bool, False at padding.
         cursor: where to go on after this batch; plain JSON.
-        documents: pieces of documents in these rows.
-        tokens: in these rows that are no padding; of an encoder-decoder with the target's.
+        row_documents: (B,) int64: how many documents, or pieces of one, stand in each row.
         prefix_lengths: (B,) int64 for a prefix language model, else None.
         decoder_ids: (B, U) int64: the target, shifted right, of an encoder-decoder, else None.
         decoder_mask: (B, U) bool beside it.
@@ -36,11 +35,21 @@ class Batch:
     position_ids: NDArray[np.int64]
     attention_mask: NDArray[np.bool_]
     cursor: Mapping[str, Any]
-    documents: int
-    tokens: int
+    row_documents: NDArray[np.int64]
     prefix_lengths: NDArray[np.int64] | None = None
     decoder_ids: NDArray[np.int64] | None = None
     decoder_mask: NDArray[np.bool_] | None = None
+
+    @property
+    def documents(self) -> int:
+        """Documents, or pieces of one, in these rows."""
+        return int(self.row_documents.sum())
+
+    @property
+    def tokens(self) -> int:
+        """What is no padding in these rows; of an encoder-decoder with the target's."""
+        target = 0 if self.decoder_mask is None else int(self.decoder_mask.sum())
+        return int(self.attention_mask.sum()) + target
 
     @property
     def scored(self) -> int:
@@ -59,8 +68,4 @@ class Batch:
         for column in fields(self):
             value = getattr(self, column.name)
             cut[column.name] = value[start:end] if isinstance(value, np.ndarray) else value
-        masks = [cut["attention_mask"], *([] if self.decoder_mask is None else [cut["decoder_mask"]])]
-        cut["tokens"] = int(sum(mask.sum() for mask in masks))
-        real = np.where(cut["attention_mask"], cut["document_ids"] + 1, 0)
-        cut["documents"] = int(real.max(1, initial=0).sum())
         return Batch(**cut)

@@ -113,7 +113,7 @@ def _by_steps(template: str, tokenizer: Tokenizer, chats: Sequence[Chat]) -> _Fo
         spans = []
         for turn in _turns(chat):
             opened, closed = (next(texts), next(texts)) if turn else ("", "")
-            spans.append(_span(whole, (opened, closed, next(texts)), chat, turn))
+            spans.append(_span(whole, (opened, closed, next(texts)), chat, turn, tokenizer.eos_token))
         found.append((whole, spans))
     return found
 
@@ -123,7 +123,7 @@ def _turns(chat: Chat) -> list[int]:
     return [n for n, m in enumerate(chat.messages) if isinstance(m, Mapping) and m.get("role") == "assistant"]
 
 
-def _span(whole: str, steps: tuple[str, str, str], chat: Chat, turn: int) -> tuple[int, int]:
+def _span(whole: str, steps: tuple[str, str, str], chat: Chat, turn: int, end_mark: str) -> tuple[int, int]:
     """The characters of one turn.
 
     Args:
@@ -133,16 +133,18 @@ def _span(whole: str, steps: tuple[str, str, str], chat: Chat, turn: int) -> tup
     opened, before, after = steps
     content = chat.messages[turn].get("content")
     words = content.strip() if isinstance(content, str) else ""
-    # Some templates write an end mark after the last message only, so `after` may go on otherwise than `whole`.
-    end = _alike(whole, after)
-    if opened and whole.startswith(opened) and end > len(opened) and words in whole[len(opened) : end]:
-        return len(opened), end
+    # Some templates write an end mark after the last message only.
+    ends = after, after.removesuffix(end_mark)
+    closed = next((text for text in ends if whole.startswith(text)), "")
+    if opened and closed.startswith(opened) and words in closed[len(opened) :] and closed != opened:
+        return len(opened), len(closed)
     # Others write an answer otherwise once it is history: its words and what ends it are looked for.
     start = _alike(whole, before)
-    tail = after.rpartition(words)[2] if words else ""
-    at = whole.find(words + tail, start) if tail else -1
-    if at >= 0 and tail not in whole[start:at]:
-        return at, at + len(words + tail)
+    for text in ends:
+        tail = text.rpartition(words)[2] if words in text else ""
+        at = whole.find(words + tail, start)
+        if words and tail and at >= 0 and tail not in whole[start:at]:
+            return at, at + len(words + tail)
     raise ScantlingInputError(
         f"{chat.place()}: the assistant's words in message {turn} cannot be found in what the chat template writes; "
         "use a template with the tag `generation`"

@@ -130,7 +130,7 @@ class Documents:
         """Tokens of each document, (N,), special ones around it not counted."""
         return self.spans[:, 2] - self.spans[:, 1]
 
-    @property
+    @cached_property
     def firsts(self) -> NDArray[np.int64]:
         """Of each pair the tokens of its source, (N,)."""
         return self.corpus.records["first"][self.spans[:, 0]].astype(np.int64)
@@ -209,9 +209,16 @@ class Corpus:
         return Tokenizer.from_folder(self.folder)
 
     @cached_property
+    def is_special(self) -> NDArray[np.bool_]:
+        """Of each id whether it is no piece of text, (vocab_size,)."""
+        table = np.zeros(self.manifest.vocab_size, np.bool_)
+        table[list(self.marks.special)] = True
+        return table
+
+    @cached_property
     def ordinary_ids(self) -> NDArray[np.int64]:
         """All ids that are pieces of text."""
-        return np.setdiff1d(np.arange(self.manifest.vocab_size), np.array(self.marks.special, np.int64))
+        return np.flatnonzero(~self.is_special)
 
     def read(self, document: int, start: int, end: int) -> NDArray[np.integer[Any]]:
         """Ids start .. end - 1 of a document."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from scantling.data.prepare import Progress, Report
+from scantling.data.making import Progress, Report
 from scantling.units import count_text
 
 _LINES = 10

@@ -49,13 +49,13 @@ def _text(document: Text, tokenizer: Tokenizer) -> Encoded:
         data = block.encode()
         digest.update(data)
         size += len(data)
-        pieces.append(_ids(tokenizer.encode(block, add_special=False)))
+        pieces.append(_ids(tokenizer.encode_bare(block)))
     ids = np.concatenate(pieces) if pieces else _ids([])
     return Encoded(ids, 0, size, int.from_bytes(digest.digest(), "little"))
 
 
 def _pair(pair: Pair, tokenizer: Tokenizer) -> Encoded:
-    source, target = (_ids(tokenizer.encode(text, add_special=False)) for text in (pair.source, pair.target))
+    source, target = (_ids(tokenizer.encode_bare(text)) for text in (pair.source, pair.target))
     size = len(pair.source.encode()) + len(pair.target.encode())
     return Encoded(np.concatenate([source, target]), len(source), size, _digest(pair))
 

@@ -87,6 +87,7 @@ class Feed:
             share: ranks, and which of them this is.
         """
         ranks, rank = share
+        room = self._objective.room(tokens, self.documents.corpus.marks)
         each = len(rows) // ranks
         mine = range(rank * each, (rank + 1) * each)
         arrays = self._objective.fill(
@@ -96,19 +97,11 @@ class Feed:
             [mix(self._seed, _NOISE, step, number) for number in mine],
             self._layout.mode == "concatenated",
         )
-        masks = [arrays[name] for name in ("attention_mask", "decoder_mask") if name in arrays]
         return Batch(
             **arrays,
             cursor={"of": self._identity, "step": step, **place.plain()},
-            documents=sum(self._documents(rows[number], tokens) for number in mine),
-            tokens=int(sum(mask.sum() for mask in masks)),
+            row_documents=np.array([_begun(rows[number], room) for number in mine], np.int64),
         )
-
-    def _documents(self, pieces: Pieces, tokens: int) -> int:
-        """Documents that stand in a row; those of a stream that only the next row holds are not counted."""
-        sizes = pieces[:, 2] - pieces[:, 1]
-        begins = np.cumsum(sizes) - sizes
-        return int((begins < self._objective.room(tokens, self.documents.corpus.marks)).sum())
 
     def _within(self, documents: Documents, lengths: Sequence[int]) -> tuple[Documents, NDArray[np.int64]]:
         """The documents that are read, and their units, by the policy for long ones."""
@@ -138,3 +131,9 @@ class Feed:
             raise ScantlingInputError(f"every document is longer than a row of {lengths[0]} tokens, so all are dropped")
         kept = Documents(documents.corpus, documents.name, documents.spans[~too_long])
         return kept, units[~too_long]
+
+
+def _begun(pieces: Pieces, room: int) -> int:
+    """Documents that stand in a row; those of a stream that only the next row holds are not counted."""
+    sizes = pieces[:, 2] - pieces[:, 1]
+    return int((np.cumsum(sizes) - sizes < room).sum())

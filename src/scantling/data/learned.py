@@ -10,7 +10,7 @@ import numpy as np
 from scantling.data.corpus import DEFAULT_HELD_OUT, held_out_of
 from scantling.data.mixing import mix
 from scantling.data.reading import Chat, Document, own_text, parts_of, read
-from scantling.data.sources import Sources, find_sources
+from scantling.data.sources import Source, Sources, find_sources
 from scantling.data.vocabulary import Purpose, train_tokenizer
 from scantling.text.tokenizer import Tokenizer
 
@@ -44,8 +44,8 @@ def learned_tokenizer(
 
 def training_texts(sources: Sources, held_out: float, enough: int = ENOUGH_BYTES) -> Iterator[str]:
     """The text that is trained on, in blocks; of more than `enough` bytes a sample."""
-    hashes, sizes = [], []
-    for document in _documents(sources):
+    hashes, sizes, found = [], [], find_sources(sources)[0]
+    for document in _documents(found, sources):
         digest, size = hashlib.blake2b(digest_size=8), 0
         for text in own_text(document):
             digest.update(text.encode())
@@ -54,7 +54,7 @@ def training_texts(sources: Sources, held_out: float, enough: int = ENOUGH_BYTES
         sizes.append(size)
     held = held_out_of(np.array(hashes, np.uint64), held_out)
     share = enough / max(sum(sizes), 1)
-    for number, document in enumerate(_documents(sources)):
+    for number, document in enumerate(_documents(found, sources)):
         left = sizes[number] * (1.0 - held_out) if len(sizes) == 1 else float("inf")
         taken = not held[number] and mix(hashes[number]) < share * 2.0**64
         for text in _texts(document):
@@ -63,8 +63,8 @@ def training_texts(sources: Sources, held_out: float, enough: int = ENOUGH_BYTES
                 left -= len(text.encode())
 
 
-def _documents(sources: Sources) -> Iterator[Document]:
-    for source in find_sources(sources)[0]:
+def _documents(found: Iterable[Source], sources: Sources) -> Iterator[Document]:
+    for source in found:
         for part in parts_of(source, _PART_BYTES):
             yield from read(part, sources)
 

@@ -100,7 +100,7 @@ class MaskedLM:
     def _hide(self, documents: Documents, canvas: Canvas, row: int, seed: int) -> None:
         marks, ids = documents.corpus.marks, canvas.ids[row]
         assert marks.mask is not None
-        open_to_choice = np.flatnonzero(canvas.attention_mask[row] & ~np.isin(ids, marks.special))
+        open_to_choice = np.flatnonzero(canvas.attention_mask[row] & ~documents.corpus.is_special[ids])
         if len(open_to_choice) == 0:
             return
         if self.whole_words:

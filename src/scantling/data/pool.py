@@ -17,6 +17,9 @@ from scantling.data.worker import Reply, Task, answer
 from scantling.errors import ScantlingError
 from scantling.text.tokenizer import Tokenizer
 
+CODE = "from scantling.data.worker import main; main()"
+"""What a child runs."""
+
 _Child = subprocess.Popen[bytes]
 
 
@@ -43,9 +46,9 @@ class Pool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:
+            self._kill()
         for child in self._children:
-            if kind is not None:
-                child.kill()
             child.communicate()
 
     def answers(self, tasks: Sequence[Task]) -> Iterator[Reply]:
@@ -63,14 +66,21 @@ class Pool:
                 while running:
                     done, running = wait(running, return_when=FIRST_COMPLETED)
                     yield from (future.result() for future in done)
-            finally:
+            except BaseException:
+                # The threads wait for their children, and this one for the threads.
                 for future in running:
                     future.cancel()
+                self._kill()
+                raise
+
+    def _kill(self) -> None:
+        for child in self._children:
+            child.kill()
 
     def _start(self) -> _Child:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         environment["TOKENIZERS_PARALLELISM"] = "false"
-        command = [sys.executable, "-c", "from scantling.data.worker import main; main()", str(self._folder)]
+        command = [sys.executable, "-c", CODE, str(self._folder)]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -24,12 +25,14 @@ class Part:
 
     Attributes:
         name, path, form: of the source.
+        version: the source's hash.
         start, end: bytes of JSON lines and TSV, row groups of a Parquet file, rows of a dataset; a text file is whole.
     """
 
     name: str
     path: str
     form: Form
+    version: str
     start: int
     end: int
 
@@ -84,7 +87,7 @@ def parts_of(source: Source, size: int) -> Iterator[Part]:
     elif source.form == "dataset":
         step = _PART_ROWS
     for start in range(0, total, max(step, 1)):
-        yield Part(source.name, source.path, source.form, start, min(start + step, total))
+        yield Part(source.name, source.path, source.form, source.sha256, start, min(start + step, total))
 
 
 def read(part: Part, sources: Sources) -> Iterator[Document]:
@@ -112,7 +115,7 @@ def read(part: Part, sources: Sources) -> Iterator[Document]:
 
 
 def _blocks(part: Part, errors: str) -> Iterator[str]:
-    """The text of a file, cut where a line begins with a letter, as vocabularies cut there, too."""
+    """The text of a file, cut where one line ends and the next begins with a letter, as vocabularies cut there, too."""
     decoder, fed, held = codecs.getincrementaldecoder("utf-8")(errors), 0, ""
     with Path(part.path).open("rb") as file:
         while True:
@@ -127,7 +130,7 @@ def _blocks(part: Part, errors: str) -> Iterator[str]:
             if not data:
                 break
             if len(held) >= BLOCK_CHARS:
-                cut = _line_before_letter(held)
+                cut = _line_between_letters(held)
                 if cut or len(held) >= _LONGEST_BLOCK:
                     yield held[: cut or len(held)]
                     held = held[cut:] if cut else ""
@@ -135,12 +138,12 @@ def _blocks(part: Part, errors: str) -> Iterator[str]:
         yield held
 
 
-def _line_before_letter(text: str) -> int:
-    """The last place where a line begins with a letter; 0 where there is none."""
-    place = text.rfind("\n", 0, len(text) - 1)
-    while place >= 0 and not text[place + 1].isalpha():
-        place = text.rfind("\n", 0, place)
-    return place + 1
+def _line_between_letters(text: str) -> int:
+    """The last place where a line begins with a letter after one that ends with a letter or digit; 0 for none."""
+    place = text.rfind("\n", 1, len(text) - 1)
+    while place > 0 and not (text[place - 1].isalnum() and text[place + 1].isalpha()):
+        place = text.rfind("\n", 1, place)
+    return place + 1 if place > 0 else 0
 
 
 def _separated(blocks: Iterable[str], separator: str) -> Iterator[Text]:
@@ -202,7 +205,7 @@ def _rows(part: Part, sources: Sources) -> Iterator[tuple[Any, Place]]:
     """Rows of a table."""
     columns = [column.partition(".")[0] for column in sources.columns]
     if part.form == "dataset":
-        rows = open_dataset(part.path, sources.split)
+        rows = _dataset(part.path, sources.split, part.version)
         _check_columns(part.name, columns, rows.column_names)
         for number in range(part.start, part.end):
             yield rows[number], partial(_row_place, part, number)
@@ -213,6 +216,12 @@ def _rows(part: Part, sources: Sources) -> Iterator[tuple[Any, Place]]:
     for group in range(part.start, part.end):
         for number, row in enumerate(file.read_row_group(group, columns=columns).to_pylist(), first):
             yield row, partial(_row_place, part, number)
+
+
+@lru_cache(maxsize=2)
+def _dataset(name: str, split: str, version: str) -> Any:
+    """A dataset, which is slow to open and has many parts; `version` keeps one that has changed from being used."""
+    return open_dataset(name, split)
 
 
 def _check_columns(name: str, wanted: Sequence[str], known: Sequence[str]) -> None:
@@ -260,8 +269,10 @@ def _document(record: Any, place: Place, sources: Sources) -> Document:
 
 def _plain(text: str, place: Place, sources: Sources) -> str:
     """Text without halves of surrogate pairs, which JSON can spell and no encoding can carry."""
+    if sources.encoding_errors == "replace":
+        text = re.sub("[\ud800-\udfff]", "\ufffd", text)
     try:
-        return text.encode(errors=sources.encoding_errors).decode()
+        return text.encode().decode()
     except UnicodeEncodeError:
         raise ScantlingInputError(f"{place()}: has half of a surrogate pair, which is no character") from None
 

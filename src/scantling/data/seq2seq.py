@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -164,11 +165,7 @@ class SpanCorruption:
 
     def room(self, tokens: int, marks: Marks) -> int:
         """Tokens of the text that fill a row of so many source tokens."""
-        text = tokens - len(marks.ends)
-        while self.lengths(text + 1, marks)[0] <= tokens:
-            text += 1
-        # T5 makes both sides equally long where half of the text is left out.
-        text -= self.density == 0.5 and self.lengths(text, marks)[1] > tokens
+        text = _longest(self, tokens, len(marks.ends))
         if self.spans(text)[1] > len(marks.sentinels):
             raise ScantlingInputError(
                 f"rows of {tokens} tokens need {self.spans(text)[1]} sentinels, and the tokenizer has "
@@ -221,6 +218,17 @@ class SpanCorruption:
             pairs.append((np.concatenate([source, ends]), np.concatenate([target, ends])))
         lengths = tokens, self.lengths(self.room(tokens, marks), marks)[1]
         return two_sides(pairs, lengths, marks.pad, marks.pad if self.start_id is None else self.start_id)
+
+
+@cache
+def _longest(how: SpanCorruption, tokens: int, ends: int) -> int:
+    """Tokens of the longest text whose source has at most `tokens`, with so many end marks."""
+    marks = Marks(after=(0,) * ends)
+    text = tokens - ends
+    while how.lengths(text + 1, marks)[0] <= tokens:
+        text += 1
+    # T5 makes both sides equally long where half of the text is left out.
+    return text - (how.density == 0.5 and how.lengths(text, marks)[1] > tokens)
 
 
 def _segments(items: int, segments: int, seed: int) -> NDArray[np.int64]:

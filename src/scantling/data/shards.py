@@ -165,5 +165,5 @@ def open_shard(folder: Path, record: ShardRecord, dtype: str, vocab_size: int, *
 
 
 def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    # Nothing can be mapped of an empty file.
-    return np.memmap(path, dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
+    # Nothing can be mapped of an empty file; and a plain array over the mapping is cheaper to slice.
+    return np.asarray(np.memmap(path, dtype, mode="r")) if path.stat().st_size else np.zeros(0, dtype)

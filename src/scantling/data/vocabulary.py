@@ -12,20 +12,29 @@ from scantling.data.corpus import Marks
 from scantling.errors import ScantlingInputError, need
 from scantling.text.tokenizer import Tokenizer
 
-Purpose = Literal["causal", "masked", "seq2seq"]
+Purpose = Literal["causal", "chat", "masked", "seq2seq"]
 N_SENTINELS = 100
 """As T5 has them (arXiv:1910.10683; `extra_ids` of its vocabulary)."""
 
 _ROLES: Mapping[str, Mapping[str, str]] = {
     "causal": {"pad": "<|pad|>", "bos": "<|bos|>", "eos": "<|eos|>"},
+    "chat": {"pad": "<|pad|>", "bos": "<|bos|>", "eos": "<|im_end|>", "turn": "<|im_start|>"},
     "masked": {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "mask": "[MASK]"},
     "seq2seq": {"pad": "<pad>", "eos": "</s>"},
 }
 _AROUND: Mapping[str, tuple[str, str]] = {
     "causal": ("<|bos|>", ""),
+    "chat": ("<|bos|>", ""),
     "masked": ("[CLS]", "[SEP]"),
     "seq2seq": ("", "</s>"),
 }
+_CHAT_TEMPLATE = """{{ bos_token }}{% for message in messages -%}
+<|im_start|>{{ message.role }}
+{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|im_end|>{% endgeneration %}
+{% else %}{{ message.content }}<|im_end|>{% endif %}{{ '\\n' }}
+{%- endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""ChatML, with the assistant's words marked."""
 
 
 def roles(purpose: Purpose) -> Mapping[str, str]:
@@ -107,7 +116,7 @@ def _finished(tokenizers: Any, library: Any, purpose: Purpose, sentinels: int, *
         pair=" ".join(part for part in (before, "$A", after, "$B:1", after and f"{after}:1") if part),
         special_tokens=[(token, library.token_to_id(token)) for token in around],
     )
-    return Tokenizer.from_library(library, names)
+    return Tokenizer.from_library(library, names, _CHAT_TEMPLATE if purpose == "chat" else None)
 
 
 def read_tokenizer(path: str | Path) -> Tokenizer:

@@ -7,6 +7,7 @@ or a spawned copy of the caller, is safe from threads that hold locks and runs n
 
 from __future__ import annotations
 
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,8 @@ def answer(folder: Path, tokenizer: Tokenizer, task: Task) -> Reply:
 
 def main() -> None:
     """Answer tasks until there are no more."""
+    # A terminal sends the interruption to all; the parent decides what becomes of its children.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     folder = Path(sys.argv[1])
     tokenizer = Tokenizer.from_folder(folder)
     for line in sys.stdin.buffer:

@@ -241,6 +241,18 @@ class Tokenizer:
             return ids[1:] if doubled or not self._adds_bos else ids
         return [self.bos_id, *ids] if self._adds_bos and ids[:1] != [self.bos_id] else ids
 
+    def encode_bare(self, text: str) -> list[int]:
+        """The ids of a text without anything added: as `encode`, but twice as fast for long texts of good Unicode.
+
+        Raises:
+            ScantlingInputError: the library refuses the text.
+        """
+        found = files.guarded(
+            lambda: self._library.encode_batch_fast([text], add_special_tokens=False), "the tokenizer refuses this text"
+        )
+        ids: list[int] = found[0].ids
+        return ids
+
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids of a text without anything added, and for each the characters [start, end) that it stands for.
 

@@ -24,6 +24,9 @@ from scantling.data.worker import Task
 from scantling.errors import ScantlingInputError
 from scantling.text.tokenizer import Tokenizer
 
+SMALLEST_SHARD, LARGEST_SHARD = 2**20, 2**26
+"""Bytes of sources for one shard; between them it is a 64th of all."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -51,6 +54,7 @@ def prepare(
     held_out: float = DEFAULT_HELD_OUT,
     workers: int | None = None,
     progress: Report | None = None,
+    verify: bool = True,
 ) -> Corpus:
     """Tokenise sources into a folder, or open the folder where that was done before.
 
@@ -64,6 +68,7 @@ def prepare(
         held_out: share of the documents that is never trained on.
         workers: processes; None is one per CPU that may be used.
         progress: called after each shard.
+        verify: compare all shards with their hashes, which reads them once; one process of a node may do so for all.
 
     Raises:
         ScantlingInputError: bad sources, a folder made of something else or damaged, or a disk that is full.
@@ -84,7 +89,7 @@ def prepare(
             _check_empty(folder)
             plan = _Plan(sources, found, tokenizer, made_of, key, tuple(notes))
             _make(folder, plan, _processes(workers), progress)
-    corpus = open_corpus(folder, held_out=held_out)
+    corpus = open_corpus(folder, held_out=held_out, verify=verify)
     if not len(corpus.train):
         raise ScantlingInputError("the sources have no text: at least one token is needed")
     return corpus
@@ -104,7 +109,7 @@ class _Plan:
     def tasks(self) -> list[list[Part]]:
         """Parts for each shard: consecutive ones that are about a 64th of all together, from 1 to 64 MiB."""
         total = sum(source.size for source in self.found if source.form not in ("parquet", "dataset"))
-        wanted = min(max(total // 64, 2**20), 2**26)
+        wanted = min(max(total // 64, SMALLEST_SHARD), LARGEST_SHARD)
         tasks: list[list[Part]] = []
         size = wanted
         for source in self.found:
@@ -183,9 +188,9 @@ def _make(folder: Path, plan: _Plan, processes: int, progress: Report | None) ->
             shards=tuple(shards),
             notes=plan.notes,
         )
-        for path in working.glob("*.done"):
-            path.unlink()
         _write(working / MANIFEST, manifest.text())
+        for path in (*working.glob("*.done"), working / "key"):
+            path.unlink()
         _flush_folder(working)
         if folder.exists():
             folder.rmdir()
