@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scantling.parts.leaf import HeadNorm, LayerNorm, Linear, Norm, RMSNorm
-from scantling.parts.mixing import Mixing
+from scantling.parts.mixing import Mixing, merged_step
 from scantling.parts.part import Part, Shape, Step, Workload
 from scantling.parts.position import NoPosition, Position
 from scantling.parts.saved import Value, flowing
@@ -88,14 +88,16 @@ class Attention(Part):
             note = "The same numbers, seen head by head."
             letter = "H" if name == "q" else "H_kv"
             formula = f"(B,T,{letter}*D) -> (B,{letter},T,D)"
-            yield Step(f":{name}_heads", f"split {name} into heads", shape, formula=formula, note=note)
+            op, dtype = f"split {name} into heads", read[name].dtype
+            yield Step(f":{name}_heads", op, shape, formula=formula, note=note, dtype=dtype)
         yield from self._norm_steps(w, read, over_width=False)
         if self.position.turned:
             for name, shape in (("q", queries), ("k", new)):
                 note = "Turns pairs of channels by the position: no parameters."
-                saved, read[name] = w.keep(*self.position.turning(w)), Value(f"turned {name}", math.prod(shape))
+                saved, dtype = w.keep(*self.position.turning(w, read[name])), read[name].dtype
+                read[name] = Value(f"turned {name}", math.prod(shape), dtype)
                 op, formula = f"RoPE on {name}", "x cos + rot(x) sin"
-                yield Step(f":{name}_rotated", op, shape, formula=formula, note=note, saved=saved)
+                yield Step(f":{name}_rotated", op, shape, formula=formula, note=note, dtype=dtype, saved=saved)
         if self.visibility.causal and not w.training:
             yield Step(":keys", "keys in the cache", kept, formula="S = P + T", note="Kept for later tokens.")
             yield Step(":values", "values in the cache", kept, formula="S = P + T", note="Kept for later tokens.")
@@ -103,15 +105,15 @@ class Attention(Part):
             note = "A score per head that takes weight and gives no value."
             yield Step(":sinks", "attention sinks", (self.n_heads,), self.n_heads, formula="s_h", note=note)
         mixed = yield from flowing(self._mixing.steps(w, read["q"], read["k"], read["v"]), None)
-        note = "The heads' results side by side."
-        yield Step(":merged", "merge heads", (b, t, self.n_heads * d), formula="(B,H,T,D) -> (B,T,H*D)", note=note)
+        yield merged_step((b, t, self.n_heads * d), mixed)
         yield from self.steps_of("o", w.on(mixed), "W_O", "Writes what was read back to the stream's width.")
 
     def _clip_steps(self, w: Workload, read: dict[str, Value], clip: float) -> Iterator[Step]:
         for name, heads in (("q", self.n_heads), ("k", self.n_kv_heads), ("v", self.n_kv_heads)):
             shape = (w.batch, w.tokens, heads * self.d_head)
-            saved, read[name] = w.keep(read[name]), Value(f"clipped {name}", math.prod(shape))
-            yield Step(f":{name}_clipped", f"clip {name}", shape, formula=f"clamp to {clip:g}", saved=saved)
+            saved, dtype, op = w.keep(read[name]), read[name].dtype, f"clip {name}"
+            read[name] = Value(f"clipped {name}", math.prod(shape), dtype)
+            yield Step(f":{name}_clipped", op, shape, formula=f"clamp to {clip:g}", dtype=dtype, saved=saved)
 
     @property
     def _mixing(self) -> Mixing:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scantling.parts.leaf import Linear
-from scantling.parts.mixing import Mixing
+from scantling.parts.mixing import Mixing, merged_step
 from scantling.parts.part import Part, Shape, Step, Workload
 from scantling.parts.saved import Value, flowing
 
@@ -56,22 +56,23 @@ class CrossAttention(Part):
         k, v = Value("keys of the source", math.prod(kept)), Value("values of the source", math.prod(kept))
         note = "The same numbers, seen head by head."
         formula = "(B,T,H*D) -> (B,H,T,D)"
-        yield Step(":q_heads", "split q into heads", (b, self.n_heads, t, d), formula=formula, note=note)
+        shape, op = (b, self.n_heads, t, d), "split q into heads"
+        yield Step(":q_heads", op, shape, formula=formula, note=note, dtype=q.dtype)
         if w.past == 0:
             source = replace(w, lead=(b, s), x=w.beside)
             k = yield from self.steps_of("k", source, "W_K", "What each source token answers to.")
             v = yield from self.steps_of("v", source, "W_V", "What each source token hands over.")
             for name in "kv":
                 formula = "(B,S,H_kv*D) -> (B,H_kv,S,D)"
-                yield Step(f":{name}_heads", f"split {name} into heads", kept, formula=formula, note=note)
+                op = f"split {name} into heads"
+                yield Step(f":{name}_heads", op, kept, formula=formula, note=note, dtype=k.dtype)
         if not w.training:
             note = "Of the source: made once, kept for every later token."
             yield Step(":keys", "keys in the cache", kept, formula="S of the source", note=note)
             yield Step(":values", "values in the cache", kept, formula="S of the source", note=note)
         mixing = Mixing(self.n_heads, self.n_kv_heads, d, d, softcap=bool(self.softcap), dropout=bool(self.dropout))
         mixed = yield from flowing(mixing.steps(w, q, k, v), None)
-        note = "The heads' results side by side."
-        yield Step(":merged", "merge heads", (b, t, self.n_heads * d), formula="(B,H,T,D) -> (B,T,H*D)", note=note)
+        yield merged_step((b, t, self.n_heads * d), mixed)
         yield from self.steps_of("o", w.on(mixed), "W_O", "Writes what was read back to the stream's width.")
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scantling.parts.leaf import WIDE, Linear, Norm
+from scantling.parts.leaf import WIDE, Linear, Norm, factors
 from scantling.parts.mlp import activated
 from scantling.parts.part import Part, Shape, Step, Workload
 from scantling.parts.saved import Value
@@ -31,7 +31,8 @@ class Transform(Part):
         dense = yield from self.steps_of("dense", w, "transform", "One more look at each vector before the scores.")
         shape = (*w.rows, self.d_out)
         acted, kept = activated(self.act, dense, math.prod(shape))
-        yield Step(":acted", self.act, shape, formula=f"{self.act}(x W^T)", saved=w.keep(*kept), out=acted)
+        formula, saved = f"{self.act}(x W^T)", w.keep(*kept)
+        yield Step(":acted", self.act, shape, formula=formula, dtype=acted.dtype, saved=saved, out=acted)
         if self.norm:
             yield from self.steps_of("norm", w.on(acted))
 
@@ -98,28 +99,33 @@ class Head(Part):
         elif self.width != self.d_model:
             w = w.on((yield from self.steps_of("narrow", w, "narrow", "Back to the width of the token table.")))
         if self.scale:
-            formula, bounds = f"{self.scale:g} x", "Keeps the logits in bounds."
-            yield (step := Step(":scaled", "scale", (*w.rows, self.width), formula=formula, note=bounds))
+            formula, bounds, dtype = f"{self.scale:g} x", "Keeps the logits in bounds.", w.read(0).dtype
+            yield (step := Step(":scaled", "scale", (*w.rows, self.width), formula=formula, note=bounds, dtype=dtype))
             w = w.on(step.passed_on)
         owned = 0 if self.fixed else self.rows
         if self.tied:
             flops = next(Linear(self.width, self.rows).steps(w)).flops
             params, formula = (owned, "x E^T + b") if self.bias else (0, "x E^T")
-            saved = w.keep(w.read(math.prod(w.rows) * self.width))
-            op = "LM head (tied)"
-            yield Step(":product", op, shape, params, flops, flops, formula=formula, note=note, saved=saved)
+            numel = math.prod(w.rows) * self.width
+            saved = w.keep(*factors(w, w.read(numel), numel, self.width * self.rows))
+            # A shift is not cast, and the sum is as wide as the shift.
+            dtype, op = None if self.bias else w.autocast, "LM head (tied)"
+            yield Step(
+                ":product", op, shape, params, flops, flops, formula=formula, note=note, dtype=dtype, saved=saved
+            )
         else:
-            yield from self.steps_of("matrix", w, "LM head", note)
+            dtype = (yield from self.steps_of("matrix", w, "LM head", note)).dtype
             if self._own_bias:
-                yield Step(":shifted", "shift", shape, owned, formula="x + b", note="A stored shift per token.")
+                note, dtype = "A stored shift per token.", None
+                yield Step(":shifted", "shift", shape, owned, formula="x + b", note=note)
         if self.softcap:
             formula = f"{self.softcap:g} tanh(x / {self.softcap:g})"
-            saved = w.keep(Value("tanh of the logits", math.prod(shape)))
+            saved = w.keep(Value("tanh of the logits", math.prod(shape), dtype))
             bounds = "Keeps the logits in bounds."
-            yield Step(":capped", "soft cap", shape, formula=formula, note=bounds, saved=saved)
+            yield Step(":capped", "soft cap", shape, formula=formula, note=bounds, dtype=dtype, saved=saved)
         if self.rows != self.vocab_size:
-            cut = (*w.rows, self.vocab_size)
-            yield Step(":cut", "cut the padding", cut, formula="x[:V]", note="Padded rows are no tokens.")
+            cut, note = (*w.rows, self.vocab_size), "Padded rows are no tokens."
+            yield Step(":cut", "cut the padding", cut, formula="x[:V]", note=note, dtype=dtype)
 
     def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
         """Logits; where the context stops before them, the vectors (B, T, width) that `matrix` multiplies."""
@@ -234,7 +240,8 @@ class Labels(Part):
         logits = yield from self.steps_of("matrix", inner, "classifier", "A score for every label.")
         if self.flat:
             note = "One score per token."
-            yield Step(":flat", "drop the axis", inner.rows, formula="x[..., 0]", note=note, out=logits)
+            op, dtype = "drop the axis", logits.dtype
+            yield Step(":flat", op, inner.rows, formula="x[..., 0]", note=note, dtype=dtype, out=logits)
 
     def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
         if self.pool:
@@ -286,9 +293,10 @@ class TextVector(Part):
             text = text.on((yield from self.steps_of("transform", text)))
         if self.normalize:
             note = "Length 1, so that a product of two vectors is their cosine."
-            lengths = (Value("lengths", w.batch), Value("lengths, at least 1e-12", w.batch))
-            saved = w.keep(text.read(w.batch * self.d_model), *lengths)
-            yield Step(":unit", "normalise", (w.batch, self.d_model), formula="x / |x|", note=note, saved=saved)
+            x, shape = text.read(w.batch * self.d_model), (w.batch, self.d_model)
+            names = ("lengths", "lengths, at least 1e-12")
+            saved = w.keep(x, *(Value(name, w.batch, x.dtype) for name in names))
+            yield Step(":unit", "normalise", shape, formula="x / |x|", note=note, dtype=x.dtype, saved=saved)
 
     def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
         if self.spare and not ctx.training:
@@ -333,8 +341,8 @@ def _pooled_step(w: Workload, d_model: int, pool: str) -> Step:
     formula = {"first": "x[0]", "mean": "mean of real x", "last": "last real x"}[pool]
     # One token's vector is a view of the stream.
     out = None if pool == "mean" else w.x
-    shape, note = (w.batch, d_model), "One vector for the text."
-    return Step(":pooled", f"pool: {pool}", shape, formula=formula, note=note, out=out)
+    shape, note, dtype = (w.batch, d_model), "One vector for the text.", w.read(0).dtype
+    return Step(":pooled", f"pool: {pool}", shape, formula=formula, note=note, dtype=dtype, out=out)
 
 
 AnyHead = Head | Labels | TextVector | NoHead

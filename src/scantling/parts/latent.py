@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from scantling.parts.leaf import Linear, RMSNorm
-from scantling.parts.mixing import Mixing
+from scantling.parts.mixing import Mixing, merged_step
 from scantling.parts.part import Part, Shape, Step, Workload
 from scantling.parts.position import NoPosition, Position
 from scantling.parts.saved import Value, flowing
@@ -82,35 +82,31 @@ class LatentAttention(Part):
         down = yield from self.steps_of("kv_down", w, "W_DKV, W_KR", "A narrow latent, and one key for the position.")
         latent = yield from self.steps_of("kv_norm", w.on(down), note="Keeps the size of the latent in bounds.")
         note = "The same numbers, seen head by head."
-        yield Step(
-            ":q_heads", "split q into heads", (b, h, t, self.d_head), formula="(B,T,H*D) -> (B,H,T,D)", note=note
-        )
+        shape, formula, op = (b, h, t, self.d_head), "(B,T,H*D) -> (B,H,T,D)", "split q into heads"
+        yield Step(":q_heads", op, shape, formula=formula, note=note, dtype=q.dtype)
         if self.position.turned:
             note = f"Turns pairs of the last {self.d_rope} channels by the position: no parameters."
             shape, formula = (b, h, t, self.d_head), "[q_nope, q_rope cos + rot(q_rope) sin]"
-            q, saved = Value("turned q", math.prod(shape)), w.keep(*self.position.turning(w))
-            yield Step(":q_rotated", "RoPE on q", shape, formula=formula, note=note, saved=saved)
-            note, formula, shape = (
-                "One turned key, which all heads share.",
-                "x cos + rot(x) sin",
-                (b, 1, t, self.d_rope),
-            )
-            yield Step(":k_rotated", "RoPE on the shared key", shape, formula=formula, note=note, saved=saved)
+            q, saved = Value("turned q", math.prod(shape), q.dtype), w.keep(*self.position.turning(w, q))
+            yield Step(":q_rotated", "RoPE on q", shape, formula=formula, note=note, dtype=q.dtype, saved=saved)
+            note, op = "One turned key, which all heads share.", "RoPE on the shared key"
+            shape, formula = (b, 1, t, self.d_rope), "x cos + rot(x) sin"
+            yield Step(":k_rotated", op, shape, formula=formula, note=note, dtype=down.dtype, saved=saved)
         if not w.training:
             note = "Kept for later tokens instead of keys and values."
             for name, kept in self.state(w).items():
                 yield Step(f":{name}", f"{name.replace('_', ' ')} in the cache", kept, formula="S = P + T", note=note)
         note = "Keys and values of every position, from the latents."
-        yield from self.steps_of("kv_up", replace(w.on(latent), lead=(b, s)), "W_UK, W_UV", note)
-        note = "Each head's own channels, and the shared ones that carry the position."
-        yield Step(":k_heads", "keys by head", (b, h, s, self.d_head), formula="[k_nope_h, k_rope]", note=note)
-        note = "What each position hands over, head by head."
-        yield Step(":v_heads", "values by head", (b, h, s, self.d_value), formula="v_h", note=note)
+        up = yield from self.steps_of("kv_up", replace(w.on(latent), lead=(b, s)), "W_UK, W_UV", note)
+        k = Value("keys by head", b * h * s * self.d_head, up.dtype)
+        v = Value("values by head", b * h * s * self.d_value, up.dtype)
+        note, shape = "Each head's own channels, and the shared ones that carry the position.", (b, h, s, self.d_head)
+        yield Step(":k_heads", k.name, shape, formula="[k_nope_h, k_rope]", note=note, dtype=k.dtype)
+        note, shape = "What each position hands over, head by head.", (b, h, s, self.d_value)
+        yield Step(":v_heads", v.name, shape, formula="v_h", note=note, dtype=v.dtype)
         mixing = Mixing(h, h, self.d_head, self.d_value, self.visibility, self.position, dropout=bool(self.dropout))
-        k, v = Value("keys by head", b * h * s * self.d_head), Value("values by head", b * h * s * self.d_value)
         mixed = yield from flowing(mixing.steps(w, q, k, v), None)
-        note = "The heads' results side by side."
-        yield Step(":merged", "merge heads", (b, t, h * self.d_value), formula="(B,H,T,D) -> (B,T,H*D)", note=note)
+        yield merged_step((b, t, h * self.d_value), mixed)
         yield from self.steps_of("o", w.on(mixed), "W_O", "Writes what was read back to the stream's width.")
 
     def _query_steps(self, w: Workload) -> Generator[Step, None, Value]:

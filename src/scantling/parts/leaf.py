@@ -18,6 +18,12 @@ WIDE = "float32"
 """What norms, softmax and losses are computed in."""
 
 
+def factors(w: Workload, x: Value, numel: int, weights: int) -> tuple[Value, ...]:
+    """What a product keeps: `numel` elements of x; and where autocast made one, the narrow copy of the weights."""
+    read = w.factor(x, numel)
+    return (read,) if w.autocast is None else (read, Value("weights as autocast reads them", weights, w.autocast))
+
+
 @dataclass(frozen=True)
 class Linear(Part):
     """A matrix product with an optional shift: (..., d_in) -> (..., d_out)."""
@@ -34,8 +40,11 @@ class Linear(Part):
         rows = math.prod(w.rows)
         flops = 2 * rows * self.d_in * self.d_out
         formula = "x W^T + b" if self.bias else "x W^T"
-        saved = w.keep(w.read(rows * self.d_in))
-        yield Step("", "linear", (*w.rows, self.d_out), self.params, flops, flops, formula=formula, saved=saved)
+        saved = factors(w, w.read(rows * self.d_in), rows * self.d_in, self.d_in * self.d_out)
+        shape = (*w.rows, self.d_out)
+        yield Step(
+            "", "linear", shape, self.params, flops, flops, formula=formula, dtype=w.autocast, saved=w.keep(*saved)
+        )
 
     def module(self, path: str) -> nn.Module:
         from torch import nn
@@ -61,6 +70,7 @@ class GroupedLinear(Part):
         flops = 2 * rows * self.d_in * self.d_out
         ends = w.beside or Value("ends", self.n_experts, "int32")
         shift = (Value("each row's expert", rows, "int64"),) if self.bias else ()
+        read = factors(w, w.read(rows * self.d_in), rows * self.d_in, self.n_experts * self.d_in * self.d_out)
         yield Step(
             "",
             "expert linear",
@@ -69,7 +79,9 @@ class GroupedLinear(Part):
             flops,
             flops,
             formula="x W_e^T + b_e" if self.bias else "x W_e^T",
-            saved=w.keep(w.read(rows * self.d_in), ends, *shift),
+            # A shift is not cast, and the sum is as wide as the shift.
+            dtype=None if self.bias else w.autocast,
+            saved=w.keep(*read, ends, *shift),
             flops_before_saving=flops if self.bias else 0,
         )
 
@@ -128,28 +140,27 @@ class RMSNorm(Part):
     def steps(self, w: Workload) -> Iterator[Step]:
         formula = f"x / sqrt(mean(x^2) + {self.eps:g}) * " + ("(1 + w)" if self.plus_one else "w")
         note = "Sets each vector's size."
-        shape, saved = (*w.rows, self.d), w.keep(*self._saved(w))
-        yield Step("", "RMSNorm", shape, self.params, formula=formula, note=note, saved=saved)
-
-    def _saved(self, w: Workload) -> tuple[Value, ...]:
-        """On CPU torch computes the norm of 16-bit vectors in float32, step by step."""
-        rows = math.prod(w.rows)
-        wide = DTYPE_BYTES[w.dtype] <= 2 or self.plus_one
+        rows, shape = math.prod(w.rows), (*w.rows, self.d)
         x = w.read(rows * self.d)
-        read, size = w.cast(x, rows * self.d, WIDE) if wide else x, WIDE if wide else None
-        rounded = self.rounded and not self.plus_one
-        sized = Value("vectors of size 1", rows * self.d, None if rounded else size)
+        # Rounded vectors are multiplied by a gain that may be wider.
+        dtype = w.joint(x, Value("w", self.d)) if self.rounded and not self.plus_one else x.dtype
+        saved = w.keep(*self._saved(w, x, rows))
+        yield Step("", "RMSNorm", shape, self.params, formula=formula, note=note, dtype=dtype, saved=saved)
+
+    def _saved(self, w: Workload, x: Value, rows: int) -> tuple[Value, ...]:
+        """On CPU torch computes the norm of 16-bit vectors in float32, step by step."""
+        own = x.dtype or w.dtype
+        wide = WIDE if self.plus_one or DTYPE_BYTES[own] <= 2 else own
+        sized = Value("vectors of size 1", rows * self.d, own if self.rounded and not self.plus_one else wide)
         gain = (Value("1 + w", self.d, WIDE),) if self.plus_one else ()
-        return read, Value("1 / size of each vector", rows, size), sized, *gain
+        return w.cast(x, rows * self.d, wide), Value("1 / size of each vector", rows, wide), sized, *gain
 
     def module(self, path: str) -> nn.Module:
-        from torch import nn
-
-        from scantling.tensor.norm import RoundedRMSNorm
+        from scantling.tensor.norm import RoundedRMSNorm, WideRMSNorm
 
         if self.plus_one:
             return super().module(path)
-        return (RoundedRMSNorm if self.rounded else nn.RMSNorm)(self.d, eps=self.eps)
+        return (RoundedRMSNorm if self.rounded else WideRMSNorm)(self.d, eps=self.eps)
 
     def forward(self, net: Any, x: Any) -> Any:
         wide = x.float()
@@ -174,8 +185,9 @@ class LayerNorm(Part):
         formula = f"(x - mean) / sqrt(var + {self.eps:g}) * w" + (" + b" if self.bias else "")
         note = "Centres each vector and sets its size."
         rows = math.prod(w.rows)
-        saved = w.keep(w.read(rows * self.d), Value("means", rows), Value("1 / deviations", rows))
-        yield Step("", "LayerNorm", (*w.rows, self.d), self.params, formula=formula, note=note, saved=saved)
+        x, shape = w.read(rows * self.d), (*w.rows, self.d)
+        saved = w.keep(x, Value("means", rows), Value("1 / deviations", rows))
+        yield Step("", "LayerNorm", shape, self.params, formula=formula, note=note, dtype=x.dtype, saved=saved)
 
     def module(self, path: str) -> nn.Module:
         from torch import nn
@@ -207,12 +219,12 @@ class HeadNorm(Part):
     def steps(self, w: Workload) -> Iterator[Step]:
         shape = (w.batch, self.n_heads, w.tokens, self.d)
         name = "LayerNorm" if self.centred else "RMSNorm"
-        formula, saved = f"norm(x) * w_h, eps {self.eps:g}", w.keep(*self._saved(w))
-        yield Step("", f"{name} per head", shape, self.params, formula=formula, saved=saved)
-
-    def _saved(self, w: Workload) -> tuple[Value, ...]:
         rows = w.batch * self.n_heads * w.tokens
         x = w.read(rows * self.d)
+        formula, saved = f"norm(x) * w_h, eps {self.eps:g}", w.keep(*self._saved(w, x, rows))
+        yield Step("", f"{name} per head", shape, self.params, formula=formula, dtype=x.dtype, saved=saved)
+
+    def _saved(self, w: Workload, x: Value, rows: int) -> tuple[Value, ...]:
         read = Value("centred vectors", rows * self.d, WIDE) if self.centred else w.cast(x, rows * self.d, WIDE)
         sized = Value("vectors of size 1", rows * self.d, WIDE)
         gain = () if w.dtype == WIDE else (Value("w in float32", self.params, WIDE),)

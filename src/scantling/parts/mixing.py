@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from scantling.parts.leaf import WIDE
-from scantling.parts.part import Step, Workload
+from scantling.parts.part import Shape, Step, Workload
 from scantling.parts.position import NoPosition, Position
 from scantling.parts.saved import Value, dropped, region
 from scantling.visibility import Visibility
@@ -60,20 +60,21 @@ class Mixing:
         rows = self._reference(w, q, k, v) if w.kernel == "reference" else self._fused(w, q, k, v)
         return region(rows, (q, k, v)) if w.training and w.recompute == "selective" else rows
 
-    def _shared(self, w: Workload, stored: bool) -> Iterator[Step]:
+    def _shared(self, w: Workload, k: Value, v: Value, stored: bool) -> Iterator[Step]:
         if (group := self.n_heads // self.n_kv_heads) > 1:
             note = f"Each KV head serves {group} query heads" + ("." if stored else ": an index, nothing is copied.")
             for name, width in (("k", self.d_head), ("v", self.d_value)):
                 shape, formula = (w.batch, self.n_heads, self.keys(w), width), f"head i <- i // {group}"
-                op = f"repeat {name} {group}x"
-                yield Step(f":{name}_shared", op, shape, formula=formula, note=note, stored=stored)
+                op, dtype = f"repeat {name} {group}x", (k if name == "k" else v).dtype
+                yield Step(f":{name}_shared", op, shape, formula=formula, note=note, dtype=dtype, stored=stored)
 
     def _copies(self, w: Workload, k: Value, v: Value) -> tuple[Value, Value]:
         """Keys and values as a plain product reads them: one head for each of the queries'."""
         if self.n_heads == self.n_kv_heads:
             return k, v
         numel = w.batch * self.n_heads * self.keys(w)
-        return Value("repeated keys", numel * self.d_head), Value("repeated values", numel * self.d_value)
+        keys = Value("repeated keys", numel * self.d_head, k.dtype)
+        return keys, Value("repeated values", numel * self.d_value, v.dtype)
 
     def _flops(self, w: Workload) -> tuple[int, int]:
         """Products of one channel: over the whole square, and over the pairs that are seen."""
@@ -82,7 +83,7 @@ class Mixing:
         return 2 * w.batch * self.n_heads * w.tokens * keys, 2 * self.n_heads * seen
 
     def _reference(self, w: Workload, q: Value, k: Value, v: Value) -> Iterator[Step]:
-        yield from self._shared(w, stored=True)
+        yield from self._shared(w, k, v, stored=True)
         k, v = self._copies(w, k, v)
         shape = (w.batch, self.n_heads, w.tokens, self.keys(w))
         pairs, visible = self._flops(w)
@@ -96,20 +97,21 @@ class Mixing:
             flops_visible=visible * self.d_head,
             formula=formula,
             note="How well each query fits each key.",
+            dtype=w.autocast,
             saved=w.keep(*scores),
             flops_before_saving=flops if self.softcap else 0,
         )
-        note = "Each row adds up to 1."
-        yield Step(":weights", "softmax", shape, formula="softmax over visible keys", note=note, saved=w.keep(*weights))
+        note, formula, saved = "Each row adds up to 1.", "softmax over visible keys", w.keep(*weights)
+        yield Step(":weights", "softmax", shape, formula=formula, note=note, dtype=v.dtype, saved=saved)
         cost, shape = (pairs * self.d_value, visible * self.d_value), (*shape[:-1], self.d_value)
-        note = "What each query takes home."
-        yield Step(":mixed", "mix values", shape, 0, *cost, formula="weights v", note=note, saved=w.keep(*mixed))
+        note, op, saved = "What each query takes home.", "mix values", w.keep(*mixed)
+        yield Step(":mixed", op, shape, 0, *cost, formula="weights v", note=note, dtype=w.autocast, saved=saved)
 
     def _fused(self, w: Workload, q: Value, k: Value, v: Value) -> Iterator[Step]:
-        yield from self._shared(w, stored=False)
+        yield from self._shared(w, k, v, stored=False)
         pairs, visible = self._flops(w)
         width = self.d_head + self.d_value
-        out = Value("mixed values", w.batch * self.n_heads * w.tokens * self.d_value)
+        out = Value("mixed values", w.batch * self.n_heads * w.tokens * self.d_value, w.autocast)
         saved, before = self._in_torch(w, (q, k, v), out) if self.native else self._in_blocks(w, q, k, v)
         yield Step(
             ":mixed",
@@ -119,6 +121,7 @@ class Mixing:
             flops_visible=visible * width,
             formula="softmax(q k^T * scale) v",
             note="Scores, softmax and mix in one kernel: the T x S matrix is never stored.",
+            dtype=out.dtype,
             saved=w.keep(*saved),
             flops_before_saving=before,
             out=out,
@@ -133,21 +136,20 @@ class Mixing:
 
     def _hides(self, w: Workload) -> bool:
         """Whether any key is hidden from any query."""
-        seen = self.visibility
-        return seen is not None and (self._odd(w, seen) or (seen.causal and w.tokens > 1))
+        return self._odd(w) or (self.visibility is not None and self.visibility.causal and w.tokens > 1)
 
-    def _odd(self, w: Workload, seen: Visibility) -> bool:
-        return seen.narrows(w.keys) or bool(seen.prefix and w.prefix_lengths)
+    def _odd(self, w: Workload) -> bool:
+        seen = self.visibility
+        return w.packed or (seen is not None and (seen.narrows(w.keys) or bool(seen.prefix and w.prefix_lengths)))
 
     def _masked(self, w: Workload) -> bool:
         """Whether the fused kernel is given a mask, and not only told of the causal triangle."""
-        if self.visibility is None or not self._hides(w):
-            return False
         told = w.past == 0 and self.native and self.position.shift(w, 1) is None
-        return self._odd(w, self.visibility) or not told
+        return self._odd(w) or (self._hides(w) and not told)
 
     def _rows_of_mask(self, w: Workload) -> int:
-        return w.batch if self.visibility and self.visibility.prefix and w.prefix_lengths else 1
+        prefixed = self.visibility and self.visibility.prefix and w.prefix_lengths
+        return w.batch if w.packed or prefixed else 1
 
     def pieces(self, w: Workload) -> list[Piece]:
         """The blocks of queries of the fused kernel."""
@@ -159,24 +161,35 @@ class Mixing:
             end = min(start + ROWS, w.tokens)
             first, last = 0, keys
             if masked and self.visibility and end - start < w.tokens:
-                prefix = keys if w.prefix_lengths and self.visibility.prefix else 0
-                first, last = self.visibility.span(w.past + start, w.past + end - 1, keys, prefix)
+                first, last = self._span(w, self.visibility, start, end)
             found.append(Piece(end - start, last - first, (first, last) == (0, keys)))
         return found
 
+    def _span(self, w: Workload, seen: Visibility, start: int, end: int) -> tuple[int, int]:
+        """The keys that the queries [start, end) can see at all."""
+        if w.packed and seen.anchored:
+            # Each document begins elsewhere, so there are no edges that all share.
+            return 0, w.past + end if seen.causal else w.keys
+        prefix = w.keys if w.prefix_lengths and seen.prefix else 0
+        return seen.span(w.past + start, w.past + end - 1, w.keys, prefix)
+
     def _in_torch(self, w: Workload, read: tuple[Value, Value, Value], out: Value) -> tuple[list[Value], int]:
         """Queries, keys and values once; of each call its mask in numbers, its output and the log of its sums."""
-        saved, pieces = list(read), self.pieces(w)
-        pairs, _ = self._flops(w)
+        saved: list[Value] = []
+        pieces, (pairs, _) = self.pieces(w), self._flops(w)
         for piece in pieces:
             heads = w.batch * self.n_heads * piece.rows
+            kv_heads = w.batch * self.n_kv_heads * piece.keys
+            sizes = (heads * self.d_head, kv_heads * self.d_head, kv_heads * self.d_value)
+            saved += [w.factor(x, size) for x, size in zip(read, sizes, strict=True)]
             shift = self.position.shift(w, piece.rows)
             if self._masked(w):
                 numel = self._rows_of_mask(w) * piece.rows * piece.keys * (self.n_heads if shift else 1)
-                saved.append(Value("mask", numel))
+                saved.append(Value("mask", numel, w.autocast))
             elif shift:
-                saved.append(Value("shift of the scores", shift.numel))
-            saved.append(out if len(pieces) == 1 else Value("mixed values of a block", heads * self.d_value))
+                saved.append(Value("shift of the scores", shift.numel, w.autocast))
+            block = Value("mixed values of a block", heads * self.d_value, w.autocast)
+            saved.append(out if len(pieces) == 1 else block)
             saved.append(Value("log of each row's sum", heads, None if w.dtype == "float64" else WIDE))
         return saved, pairs * (self.d_head + self.d_value)
 
@@ -188,9 +201,10 @@ class Mixing:
         pairs, _ = self._flops(w)
         for piece in pieces:
             rows, width = w.batch * self.n_heads, piece.keys
-            part = q if len(pieces) == 1 else Value("queries of a block", rows * piece.rows * self.d_head)
-            own_k = k if piece.whole else Value("keys of a block", rows * width * self.d_head)
-            own_v = v if piece.whole else Value("values of a block", rows * width * self.d_value)
+            part = Value("queries of a block", rows * piece.rows * self.d_head, q.dtype)
+            part = q if len(pieces) == 1 else part
+            own_k = k if piece.whole else Value("keys of a block", rows * width * self.d_head, k.dtype)
+            own_v = v if piece.whole else Value("values of a block", rows * width * self.d_value, v.dtype)
             saved += chain(*self._plain(w, piece, part, own_k, own_v))
         # Nothing is kept after the last block's second product.
         last = pairs * self.d_value * pieces[-1].rows // w.tokens
@@ -198,19 +212,26 @@ class Mixing:
 
     def _plain(self, w: Workload, piece: Piece, q: Value, k: Value, v: Value) -> tuple[list[Value], ...]:
         """What scores, softmax and mix keep of one block of queries."""
-        numel = w.batch * self.n_heads * piece.rows * piece.keys
-        scores = [q, k]
+        heads = w.batch * self.n_heads
+        numel = heads * piece.rows * piece.keys
+        scores = [w.factor(q, heads * piece.rows * self.d_head), w.factor(k, heads * piece.keys * self.d_head)]
         if self.softcap:
-            scores.append(Value("tanh of the scores", numel))
+            scores.append(Value("tanh of the scores", numel, w.autocast))
         if shift := self.position.shift(w, piece.rows):
             scores += shift.saved
-        wide = Value("weights in float32", numel + (w.batch * self.n_heads * piece.rows if self.sinks else 0), WIDE)
-        weights, mixed = [wide], [w.cast(wide, numel, w.dtype)]
+        wide = Value("weights in float32", numel + (heads * piece.rows if self.sinks else 0), WIDE)
+        weights, mixed = [wide], [w.cast(wide, numel, v.dtype)]
         if self._hides(w):
             weights.append(Value("mask", self._rows_of_mask(w) * piece.rows * piece.keys, "bool"))
         if self.dropout:
-            mixed = [dropped(numel), Value("weights after dropout", numel)]
-        return scores, weights, [*mixed, v]
+            mixed = [dropped(v, numel), Value("weights after dropout", numel, v.dtype)]
+        return scores, weights, [*mixed, w.factor(v, heads * piece.keys * self.d_value)]
+
+
+def merged_step(shape: Shape, mixed: Value) -> Step:
+    """The heads' results side by side."""
+    note, formula = "The heads' results side by side.", "(B,H,T,D) -> (B,T,H*D)"
+    return Step(":merged", "merge heads", shape, formula=formula, note=note, dtype=mixed.dtype, out=mixed)
 
 
 def visible_pairs(w: Workload, visibility: Visibility) -> int:

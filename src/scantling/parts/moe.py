@@ -62,9 +62,11 @@ class Router(Part):
         kind = {"softmax": "softmax", "sigmoid": "sigmoid", "top_softmax": "scores, then softmax"}[self.scores]
         formula = f"top-{self.top_k} of {kind}" + (", divided by their sum" if self.normalize else "")
         shape, saved = (*w.rows, self.top_k), w.keep(*self._saved(w, logits))
-        kept = Value("weights of the chosen", math.prod(shape))
+        kept = Value("weights of the chosen", math.prod(shape), w.read(0).dtype)
         note = "The weights of the chosen."
-        yield Step(":kept", "choose experts", shape, formula=formula, note=note, saved=saved, out=kept)
+        yield Step(
+            ":kept", "choose experts", shape, formula=formula, note=note, dtype=kept.dtype, saved=saved, out=kept
+        )
 
     def _saved(self, w: Workload, logits: Value) -> tuple[Value, ...]:
         """What each choice keeps; who is chosen gets no gradient, the weights of the chosen do."""
@@ -140,23 +142,38 @@ class MoE(Part):
         kept = yield from self.steps_of("router", w)
         note = "Each token once per chosen expert, sorted by expert."
         rows, size = (sent, self.router.d_model), sent * self.router.d_model
-        copies, saved = Value("tokens by expert", size), w.keep(Value("token of each row", sent, "int64"))
-        yield Step(":sent", "send to experts", rows, formula="x[order]", note=note, saved=saved, out=copies)
+        copies, saved = Value("tokens by expert", size, w.read(0).dtype), Value("token of each row", sent, "int64")
+        yield Step(
+            ":sent",
+            "send to experts",
+            rows,
+            formula="x[order]",
+            note=note,
+            dtype=copies.dtype,
+            saved=w.keep(saved),
+            out=copies,
+        )
         ends = Value("where each expert's rows end", self.router.n_experts, "int32")
-        yield from self.steps_of("experts", replace(w.on(copies), lead=(sent,), beside=ends))
-        note = "Each token's expert outputs, weighted and added."
-        saved = w.keep(Value("row of each choice", sent, "int64"), Value("outputs by token", size), kept)
-        yield Step(":combined", "combine", shape, formula="sum_e weight_e y_e", note=note, saved=saved)
+        inner = replace(w.on(copies), lead=(sent,), beside=ends)
+        given = yield from self.steps_of("experts", inner)
+        given = Value("outputs by token", size, given.dtype)
+        note, dtype = "Each token's expert outputs, weighted and added.", w.joint(given, kept)
+        kept_here = w.keep(Value("row of each choice", sent, "int64"), given, kept)
+        yield Step(":combined", "combine", shape, formula="sum_e weight_e y_e", note=note, dtype=dtype, saved=kept_here)
         if self.shared:
-            yield from self.steps_of("shared", w)
-            if self.shared_gate:
-                yield from self.steps_of(
-                    "shared_gate", w, "shared gate", "How much of the shared MLP each token takes."
-                )
-                yield Step(":gated_shared", "gate the shared MLP", shape, formula="sigmoid(g) shared(x)")
-            yield Step(
-                ":with_shared", "add the shared MLP", shape, formula="y + shared(x)", note="Used by every token."
-            )
+            yield from self._shared_steps(w, Value("combined", math.prod(shape), dtype))
+
+    def _shared_steps(self, w: Workload, combined: Value) -> Iterator[Step]:
+        shape = (*w.rows, self.router.d_model)
+        given = yield from self.steps_of("shared", w)
+        if self.shared_gate:
+            note = "How much of the shared MLP each token takes."
+            gate = yield from self.steps_of("shared_gate", w, "shared gate", note)
+            saved = w.keep(Value("sigmoid(g)", math.prod(w.rows), gate.dtype), given)
+            dtype, op = w.joint(gate, given), "gate the shared MLP"
+            yield Step(":gated_shared", op, shape, formula="sigmoid(g) shared(x)", dtype=dtype, saved=saved)
+        dtype, note, op = w.joint(combined, given), "Used by every token.", "add the shared MLP"
+        yield Step(":with_shared", op, shape, formula="y + shared(x)", note=note, dtype=dtype)
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         kept, experts = net.router(x, ctx)

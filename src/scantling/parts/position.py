@@ -50,8 +50,8 @@ class Position(Part):
         """What is added to the scores, (1 or B, H, T, S), or None; `net` is the built part."""
         return None
 
-    def turning(self, w: Workload) -> tuple[Value, ...]:
-        """The tables that turning keeps for the backward, made once per pass."""
+    def turning(self, w: Workload, x: Value) -> tuple[Value, ...]:
+        """The tables that turning x keeps for the backward, made once per pass for each dtype."""
         return ()
 
     def shift(self, w: Workload, rows: int) -> Shift | None:
@@ -95,10 +95,11 @@ class Learned(Position):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         # Where tokens are counted, each row has positions of its own.
-        rows = replace(w, batch=1 if self.pad_id is None else w.batch, lead=None, x=None)
+        rows = replace(w, batch=w.places if self.pad_id is None else w.batch, lead=None, x=None)
         yield from self.steps_of("table", rows, "position lookup", "One trained vector per position.")
         note = "Now the order shows in the vectors."
-        yield Step(":added", "add positions", (*w.rows, self.d_model), formula="x + P[positions]", note=note)
+        shape, dtype = (*w.rows, self.d_model), w.joint(w.read(0), Value("P", 0))
+        yield Step(":added", "add positions", shape, formula="x + P[positions]", note=note, dtype=dtype)
 
     def embed(self, net: Any, x: Any, ctx: Any) -> Any:
         if self.pad_id is not None:
@@ -129,11 +130,12 @@ class Sinusoidal(Position):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         if self.rows is not None:
-            yield from self.steps_of(
-                "table", Workload(1, w.tokens), "position lookup", "One fixed vector per position."
-            )
+            rows = Workload(w.places, w.tokens)
+            yield from self.steps_of("table", rows, "position lookup", "One fixed vector per position.")
         note, formula = "Now the order shows in the vectors.", "x + [sin, cos](p / theta^(2i/d))"
-        yield Step(":added", "add waves", (*w.rows, self.d_model), formula=formula, note=note)
+        x, shape = w.read(0), (*w.rows, self.d_model)
+        dtype = x.dtype if self.rows is None else w.joint(x, Value("waves", 0))
+        yield Step(":added", "add waves", shape, formula=formula, note=note, dtype=dtype)
 
     def embed(self, net: Any, x: Any, ctx: Any) -> Any:
         if self.rows is not None:
@@ -203,7 +205,7 @@ class ALiBi(Position):
 
     def shift(self, w: Workload, rows: int) -> Shift:
         # Rounded penalties depend on the key alone.
-        return Shift(self.n_heads * w.keys * (1 if self.rounded else rows))
+        return Shift(self.n_heads * w.keys * (w.places if self.rounded else rows))
 
 
 def inverse_frequencies(theta: float, width: int) -> tuple[float, ...]:

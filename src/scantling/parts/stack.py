@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from scantling.parts.leaf import Embedding, Linear, Norm
 from scantling.parts.part import Child, Part, Step, Workload, cycles
 from scantling.parts.position import Position
-from scantling.parts.saved import dropped, flowing, region
+from scantling.parts.saved import Value, dropped, region
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class TokenTypes(Part):
         kinds = replace(w, x=None)
         yield from self.steps_of("table", kinds, "type lookup", "One trained vector per kind of token.")
         note = "Now it shows which text is which."
-        yield Step(":added", "add types", (*w.rows, self.d_model), formula="x + S[types]", note=note)
+        dtype = w.joint(w.read(0), Value("S", 0))
+        yield Step(":added", "add types", (*w.rows, self.d_model), formula="x + S[types]", note=note, dtype=dtype)
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         return ctx.mark(net, "added", x + net.table(ctx.types))
@@ -78,17 +79,30 @@ class Stack(Part):
             w = w.on((yield from self.steps_of("widen", w, "widen", "From the tables' width to the stream's.")))
         runs = [(0, len(self.blocks), 1)] if w.unrolled else cycles(self.blocks)
         for start, period, times in runs:
-            for i in range(start, start + period):
-                rows = (step.under(f"blocks.{i}").times(times) for step in self._block_steps(i, w))
-                w = w.on((yield from flowing(rows, w.x)))
+            w = w.on((yield from self._run_steps(w, start, period, times)))
         if self.final_norm:
             yield from self.steps_of("final_norm", w)
 
     def _dropout_step(self, w: Workload) -> Step:
         shape = (*w.rows, self.width)
-        saved, note = (dropped(math.prod(shape)),), "A part of the channels is 0 in each training pass."
-        formula = f"x * mask / {1 - self.dropout:g}"
-        return Step(":dropped", "dropout", shape, formula=formula, note=note, saved=saved)
+        numel, note = math.prod(shape), "A part of the channels is 0 in each training pass."
+        x, formula = w.read(numel), f"x * mask / {1 - self.dropout:g}"
+        saved = (dropped(x, numel),)
+        return Step(":dropped", "dropout", shape, formula=formula, note=note, dtype=x.dtype, saved=saved)
+
+    def _run_steps(self, w: Workload, start: int, period: int, times: int) -> Generator[Step, None, Value]:
+        """Rows of `period` blocks that repeat; the first ones apart, where autocast widens or narrows their stream."""
+        unit: list[Step] = []
+        inner = w
+        for i in range(start, start + period):
+            rows = [step.under(f"blocks.{i}") for step in self._block_steps(i, inner)]
+            inner = inner.on(rows[-1].passed_on if rows else inner.read(0))
+            unit += rows
+        equal = w.read(0).dtype == inner.read(0).dtype
+        yield from (step.times(times if equal else 1) for step in unit)
+        if equal or times == 1:
+            return inner.read(0)
+        return (yield from self._run_steps(inner, start + period, period, times - 1))
 
     def _block_steps(self, i: int, w: Workload) -> Iterator[Step]:
         if not (w.training and w.recompute == "block" and w.x):

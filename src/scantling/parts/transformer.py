@@ -101,9 +101,10 @@ class Transformer(Part):
         if self.scale is not None:
             note, formula = "Brings the vectors to the size the blocks expect.", f"{self.scale:g} x"
             shape = (*w.rows, self.table.d_model if self.widen is None else self.d_model)
-            x = Value("scaled embeddings", math.prod(shape))
-            saved = w.keep(Value("the factor", 1)) if self.scale_rounded else ()
-            yield Step(f":{prefix}scaled", "scale embeddings", shape, formula=formula, note=note, saved=saved, out=x)
+            x = Value("scaled embeddings", math.prod(shape), x.dtype)
+            saved = w.keep(Value("the factor", 1, x.dtype)) if self.scale_rounded else ()
+            op = "scale embeddings"
+            yield Step(f":{prefix}scaled", op, shape, formula=formula, note=note, dtype=x.dtype, saved=saved, out=x)
         return x
 
     def forward(self, net: Any, ids: Any, ctx: Any = None, source: Any = None) -> Any:
