@@ -7,7 +7,7 @@ from scantling.data import Corpus
 from scantling.model import Model
 from scantling.train.evaluate import Rows, Score, score_documents, score_objective, start_of, windows_for
 from scantling.train.forward import How
-from scantling.train.settings import boundary_of, objective_of
+from scantling.train.settings import boundary_of, objective, objective_of
 
 PROMPT_TOKENS = 16
 """Of a held-out document that a sample begins with, where no prompt is given."""
@@ -21,7 +21,7 @@ def evaluate(lm: Model, corpus: Corpus, training: Training, how: How) -> Score:
         windows = windows_for(lm, asked.stride, size, start_of(corpus))
         return score_documents(lm, corpus.held_out, windows, asked.tokens, how)
     rows = Rows(training.tokens or lm.card.context, boundary_of(lm.card, training))
-    return score_objective(lm, corpus.held_out, name, rows, asked.tokens, how)
+    return score_objective(lm, corpus.held_out, objective(lm, training), rows, asked.tokens, how)
 
 
 def samples(lm: Model, corpus: Corpus, training: Training) -> list[str]:

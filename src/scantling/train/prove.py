@@ -99,8 +99,8 @@ def _ground(lm: Model, corpus: Corpus, training: Training, new: bool) -> Ground:
 
 def _rows(lm: Model, corpus: Corpus, training: Training, tokens: int) -> Batch:
     """A batch, of several documents in a row where rows are packed."""
-    name, mode = settings.objective_of(lm.card, training), settings.boundary_of(lm.card, training)
-    found = batches(corpus, name, ROWS, tokens, mode, training.seed)
+    objective, mode = settings.objective(lm, training), settings.boundary_of(lm.card, training)
+    found = batches(corpus, objective, ROWS, tokens, mode, training.seed)
     tried = [next(found) for _ in range(8)]
     return max(tried, key=lambda batch: batch.documents)
 

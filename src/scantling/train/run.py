@@ -18,7 +18,7 @@ from torch import Tensor
 
 from scantling.cards import to_yaml
 from scantling.cards.training import Training
-from scantling.data import Batch, Corpus, batches, check_size
+from scantling.data import Batch, Corpus, batches
 from scantling.errors import ScantlingError, ScantlingInputError
 from scantling.model import Model
 from scantling.saving import save
@@ -131,7 +131,7 @@ class Run:
         training, ranks = self.training, self.stepper.ranks
         return batches(
             self.corpus,
-            settings.objective_of(self.lm.card, training),
+            settings.objective(self.lm, training),
             training.batch * training.accumulation * ranks.size,
             settings.rows_of(self.lm.card, training),
             settings.boundary_of(self.lm.card, training),
@@ -356,7 +356,11 @@ def begin(
             cannot be trained.
     """
     check_head(lm.parts)
-    check_size(corpus.tokenizer, lm.card.vocab_size, lm.card.name)
+    if corpus.manifest.vocab_size > lm.card.vocab_size:
+        raise ScantlingInputError(
+            f"the tokenizer has {corpus.manifest.vocab_size:,} tokens, and vocab_size of {lm.card.name} is "
+            f"{lm.card.vocab_size:,}: take a smaller tokenizer, or a card with more rows"
+        )
     dtype = getattr(torch, settings.WEIGHTS[training.precision])
     lm.net.to(dtype)
     lm.net.requires_grad_(True)

@@ -9,7 +9,9 @@ import torch
 
 from scantling.cards import Card
 from scantling.cards.training import Training, updates
+from scantling.data import OBJECTIVES, Objective, Seq2Seq, SpanCorruption
 from scantling.errors import ScantlingInputError
+from scantling.model import Model
 from scantling.train import lora
 from scantling.train.forward import How
 from scantling.train.loss import Terms
@@ -25,6 +27,16 @@ _BY_FAMILY = {"decoder": "causal", "encoder": "masked", "encoder-decoder": "seq2
 def objective_of(card: Card, training: Training) -> str:
     """The name of what is predicted."""
     return training.objective or _BY_FAMILY[card.family]
+
+
+def objective(lm: Model, training: Training) -> Objective:
+    """What is predicted; the target of an encoder-decoder begins with what the model says."""
+    name = objective_of(lm.card, training)
+    if name == "seq2seq":
+        return Seq2Seq(start_id=lm.start_id)
+    if name == "spans":
+        return SpanCorruption(start_id=lm.start_id)
+    return OBJECTIVES[name]()
 
 
 def boundary_of(card: Card, training: Training) -> str:
