@@ -112,6 +112,19 @@ def test_what_is_computed_again_changes_nothing(policy: str) -> None:
     assert all(torch.equal(weight, weights(again)[name]) for name, weight in weights(kept).items())
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_a_compiled_net_gives_the_same_update() -> None:
+    plain, compiled = fresh(), fresh()
+    documents = random_documents(9, 7)
+    one = stepper(plain).update(0, [tensors(rows(documents, tokens=20), plain)], 1.0)
+    two = stepper(compiled, compiled=torch.compile(compiled.net))
+    outcome = two.update(0, [tensors(rows(documents, tokens=20), compiled)], 1.0)
+    assert outcome.loss == pytest.approx(one.loss, rel=1e-6)
+    for name, weight in weights(plain).items():
+        torch.testing.assert_close(weights(compiled)[name], weight, rtol=1e-4, atol=1e-6)
+
+
 def test_evaluation_drops_nothing() -> None:
     lm = fresh(dropout=0.5)
     batch = tensors(rows(random_documents(9), tokens=9), lm)

@@ -374,6 +374,8 @@ def begin(
     stepper = Stepper(
         lm, optimizers, settings.how_of(training), training.clip, training.seed, ranks or Ranks.here(), guard
     )
+    if training.compile:
+        stepper.compiled = torch.compile(lm.net)
     ema = None if training.ema is None else Ema(weights, training.ema)
     computing = torch.bfloat16 if training.precision != "fp32" else torch.float32
     run = Run(lm, corpus, training, out, watchers, stepper, ema, adapters, peak(lm.device, computing))

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -65,7 +66,11 @@ class Guard:
 
 @dataclass
 class Stepper:
-    """What stays the same from update to update."""
+    """What stays the same from update to update.
+
+    Attributes:
+        compiled: the net as torch.compile runs it, in updates only; None runs it as it is.
+    """
 
     lm: Model
     optimizers: Optimizers
@@ -74,6 +79,7 @@ class Stepper:
     seed: int
     ranks: Ranks = field(default_factory=Ranks)
     guard: Guard = field(default_factory=Guard)
+    compiled: Any = None
 
     def update(self, step: int, batches: Sequence[Inputs], factor: float) -> Outcome:
         """Accumulate over micro-batches, judge the gradient, and update with `factor` times the peak rate.
@@ -90,7 +96,7 @@ class Stepper:
         routing: dict[str, Routing] = {}
         for i, batch in enumerate(batches):
             torch.manual_seed(dropout_seed(self.seed, step, self.ranks.rank, i))
-            result = forward(self.lm.net, self.lm.parts, batch, count, self.how)
+            result = forward(self.compiled or self.lm.net, self.lm.parts, batch, count, self.how)
             result.objective.backward()  # type: ignore[no-untyped-call]
             self.optimizers.gather()
             nll, objective = nll + float(result.nll), objective + float(result.objective.detach())
