@@ -232,6 +232,18 @@ class TestInvariants:
         assert seen == wanted
 
 
+def test_what_is_left_of_a_document_is_cut_anew_for_longer_rows() -> None:
+    """16 tokens, of which one row of 4 is read before rows have 12: the other 12 fill one such row."""
+    data, (document,) = corpus(numbered(16), BARE), numbered(16)
+    found = 0
+    for seed in range(20):
+        first, second = islice(batches(data, "causal", 1, [(0, 4), (1, 12)], seed=seed), 2)
+        if first.ids[0].tolist() == document[:4]:
+            found += 1
+            assert second.ids[0].tolist() == document[4:]
+    assert found > 0
+
+
 class TestOrder:
     def test_epochs_differ_and_seeds_differ_and_nothing_else_counts(self) -> None:
         data = corpus(numbered(*[3] * 40), BARE)

@@ -12,7 +12,7 @@ from tests.text.real_templates import REAL, TALK
 from tokenizers import Tokenizer as Library
 from transformers import PreTrainedTokenizerFast
 
-from scantling.data import Sources, byte_tokenizer, one_pass, prepare, read_tokenizer
+from scantling.data import Sources, byte_tokenizer, one_pass, prepare, read_tokenizer, train_tokenizer
 from scantling.data.chat import encode_chats
 from scantling.data.reading import Chat
 from scantling.errors import ScantlingInputError
@@ -145,6 +145,19 @@ def test_of_several_conversations_the_bad_one_is_named(name: str) -> None:
         chats[2] = Chat(refused, lambda: "line 2")
         with pytest.raises(ScantlingInputError, match=r"^line 2: the chat template refuses this conversation"):
             encode_chats(in_bytes(REAL[name][0]), chats)
+
+
+def test_a_token_that_begins_in_the_users_words_is_not_the_assistants() -> None:
+    """The space before the answer is the prompt's, and BPE joins it to the first word: that token is left out."""
+    library = Library.from_str(train_tokenizer([" Hello there" * 9], 280).files()["tokenizer.json"])
+    template = (
+        "{% for m in messages %}{{ ('A: ' if m.role == 'assistant' else 'U: ') ~ m.content ~ '|' }}{% endfor %}"
+        "{{ 'A: ' if add_generation_prompt }}"
+    )
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there"}]
+    tokenizer = Tokenizer.from_library(library, {"eos": "<|eos|>"}, template)
+    assert " Hello" in [tokenizer.decode([i]) for i in tokenizer.encode("A: Hello there|")]
+    assert spoken(tokenizer, talk) == [" there|"]
 
 
 def test_conversations_of_a_file_become_labels(tmp_path: Path) -> None:

@@ -173,6 +173,21 @@ def test_words_are_those_of_the_text(tmp_path: Path, kind: str) -> None:
     assert sum(wanted) > 100
 
 
+def test_a_word_ends_with_its_document(tmp_path: Path) -> None:
+    """Two documents side by side with nothing between them: the last word of one is not joined to the next one's."""
+    library = Library.from_str(byte_tokenizer("masked").files()["tokenizer.json"])
+    library.post_processor = None
+    tokenizer = Tokenizer.from_library(library, {"mask": "[MASK]"})
+    path = tmp_path / "two.jsonl"
+    path.write_text('{"text": "abcd"}\n{"text": "efgh"}\n')
+    data = prepare([str(path)], tokenizer, tmp_path / "out", held_out=0.0, workers=1)
+    seen = set()
+    for seed in range(40):
+        (batch,) = one_pass(data.train, MaskedLM(rate=0.5, whole_words=True), 1, 8, seed=seed)
+        seen.add(tuple((batch.labels[0] != -100).tolist()))
+    assert seen == {(True,) * 4 + (False,) * 4, (False,) * 4 + (True,) * 4}
+
+
 def test_whole_words_of_a_wordpiece_vocabulary_are_those_of_transformers(tmp_path: Path) -> None:
     """The grouping that transformers' collator makes of offsets is ours, where no punctuation stands at a word."""
     tokenizer, source = wordpiece(tmp_path), tmp_path / "text.txt"

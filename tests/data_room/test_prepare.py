@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -404,6 +406,46 @@ prepare([{str(texts)!r}], byte_tokenizer(), {str(tmp_path / "out")!r}, workers=1
         assert files(tmp_path / "out") == files(tmp_path / "whole")
         assert left(tmp_path) == ["out", "texts", "whole"]
 
+    @pytest.mark.slow
+    def test_kills_at_any_instant_lose_and_spoil_nothing(self, texts: Path, tmp_path: Path) -> None:
+        """Parents killed while two children write; the next run may begin before the orphans have ended."""
+        rng = random.Random(0)
+        for number in range(40, 140):
+            (texts / f"{number}.txt").write_text(" ".join(str(rng.random()) for _ in range(2000)))
+        code = """
+import importlib, sys
+importlib.import_module("scantling.data.making").SMALLEST_SHARD = 2**16
+from scantling.data import byte_tokenizer, prepare
+prepare([sys.argv[1]], byte_tokenizer(), sys.argv[2], workers=2)
+"""
+
+        told = (tmp_path / "told").open("w")
+
+        def started(out: str) -> subprocess.Popen[bytes]:
+            return subprocess.Popen([sys.executable, "-c", code, str(texts), str(tmp_path / out)], stderr=told)
+
+        begin = time.monotonic()
+        assert started("whole").wait() == 0
+        usual = time.monotonic() - begin
+        kills, number, run = 0, 0, None
+        while kills < 10:
+            number += run is None
+            run = started(f"out{number}")
+            try:
+                run.wait(rng.uniform(0.3, 0.9) * usual)
+            except subprocess.TimeoutExpired:
+                run.kill()
+                run.wait()
+                kills += 1
+                continue
+            assert run.returncode == 0
+            assert files(tmp_path / f"out{number}") == files(tmp_path / "whole")
+            run = None
+        assert started(f"out{number}").wait() == 0
+        assert files(tmp_path / f"out{number}") == files(tmp_path / "whole")
+        told.close()
+        assert (tmp_path / "told").read_text() == ""
+
     def test_what_a_killed_run_of_other_data_had_finished_is_not(
         self, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -411,7 +453,7 @@ prepare([{str(texts)!r}], byte_tokenizer(), {str(tmp_path / "out")!r}, workers=1
         working.mkdir()
         (working / "key").write_text("other")
         stale = shards.write_shard(working, "00000", [shards.Encoded(np.array([1]), 0, 1, 1)], "uint16")
-        (working / "00000.done").write_bytes(msgspec.json.encode(stale))
+        (working / "00000.done").write_bytes(msgspec.json.encode({"task": "", "shard": stale}))
         assert len(all_texts(made(texts, tmp_path / "out"))) == 40
 
 

@@ -58,6 +58,7 @@ PLAN: dict[str, Any] = {
     "save_every": 0,
     "optimizer__lr": 1e-2,
 }
+LONGER = {**PLAN, "steps": 150, "optimizer__lr": 3e-3}
 
 
 def test_masked_words_are_found_from_both_sides(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from scantling.data.corpus import DEFAULT_HELD_OUT, FORMAT, MANIFEST, Corpus, Manifest, open_corpus
-from scantling.data.pool import Pool
+from scantling.data.pool import Crew, Pool
 from scantling.data.reading import Part, parts_of
 from scantling.data.shards import ShardRecord, token_dtype
 from scantling.data.sources import Source, Sources, find_sources
@@ -82,13 +82,13 @@ def prepare(
     }
     key = _key(made_of)
     folder = cache_folder() / key[:32] if out is None else Path(out)
-    with _locked(folder):
+    with _locked(folder) as held:
         if (folder / MANIFEST).exists():
             _check_same(folder, key, made_of)
         else:
             _check_empty(folder)
             plan = _Plan(sources, found, tokenizer, made_of, key, tuple(notes))
-            _make(folder, plan, _processes(workers), progress)
+            _make(folder, plan, Crew(_processes(workers), held), progress)
     corpus = open_corpus(folder, held_out=held_out, verify=verify)
     if not len(corpus.train):
         raise ScantlingInputError("the sources have no text: at least one token is needed")
@@ -170,14 +170,14 @@ def _check_empty(folder: Path) -> None:
         raise ScantlingInputError(f"{folder}: exists and is no tokenised data; name a folder that does not exist yet")
 
 
-def _make(folder: Path, plan: _Plan, processes: int, progress: Report | None) -> None:
+def _make(folder: Path, plan: _Plan, crew: Crew, progress: Report | None) -> None:
     working = folder.with_name(f".{folder.name}.preparing")
     try:
         working.mkdir(parents=True, exist_ok=True)
         _begin(working, plan.key)
         for name, text in plan.tokenizer.files().items():
             (working / name).write_text(text, encoding="utf-8")
-        shards = _encode(working, plan, processes, progress)
+        shards = _encode(working, plan, crew, progress)
         manifest = Manifest(
             key=plan.key,
             kind=plan.sources.kind,
@@ -213,23 +213,36 @@ def _begin(working: Path, key: str) -> None:
         _write(mark, key)
 
 
-def _encode(working: Path, plan: _Plan, processes: int, progress: Report | None) -> list[ShardRecord]:
+@dataclass(frozen=True)
+class _Done:
+    """A shard that is finished, and the hash of the task that it answers."""
+
+    task: str
+    shard: ShardRecord
+
+
+def _encode(working: Path, plan: _Plan, crew: Crew, progress: Report | None) -> list[ShardRecord]:
     dtype = token_dtype(plan.tokenizer.vocab_size)
     tasks = [Task(f"{number:05}", tuple(parts), plan.sources, dtype) for number, parts in enumerate(plan.tasks())]
-    done = (working / f"{task.name}.done" for task in tasks)
-    records = [msgspec.json.decode(path.read_bytes(), type=ShardRecord) for path in done if path.exists()]
-    left = [task for task in tasks if task.name not in {record.name for record in records}]
-    with Pool(working, plan.tokenizer, min(processes, len(left))) as pool:
+    hashes = {task.name: hashlib.sha256(msgspec.json.encode(task)).hexdigest() for task in tasks}
+    records: dict[str, ShardRecord] = {}
+    for path in working.glob("*.done"):
+        done = msgspec.json.decode(path.read_bytes(), type=_Done)
+        if hashes.get(done.shard.name) == done.task:
+            records[done.shard.name] = done.shard
+    left = [task for task in tasks if task.name not in records]
+    with Pool(working, plan.tokenizer, crew, len(left)) as pool:
         for reply in pool.answers(left):
             if reply.error is not None:
                 raise ScantlingInputError(reply.error)
             if reply.shard is None:
                 raise OSError(None, reply.disk)
-            _write(working / f"{reply.shard.name}.done", msgspec.json.encode(reply.shard).decode())
-            records.append(reply.shard)
+            shard = reply.shard
+            _write(working / f"{shard.name}.done", msgspec.json.encode(_Done(hashes[shard.name], shard)).decode())
+            records[shard.name] = shard
             if progress is not None:
-                progress(Progress(len(records), len(tasks), sum(record.tokens for record in records)))
-    return sorted(records, key=lambda record: record.name)
+                progress(Progress(len(records), len(tasks), sum(record.tokens for record in records.values())))
+    return [records[name] for name in sorted(records)]
 
 
 def _write(path: Path, text: str) -> None:
@@ -253,12 +266,12 @@ def _flush_folder(path: Path) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which the system gives back when the process ends, however it ends."""
+def _locked(folder: Path) -> Iterator[tuple[int, ...]]:
+    """Hold the lock of a folder, which the system gives back when all processes with these descriptors have ended."""
     try:
         import fcntl
     except ModuleNotFoundError:
-        yield
+        yield ()
         return
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -267,4 +280,4 @@ def _locked(folder: Path) -> Iterator[None]:
         raise ScantlingInputError(f"{folder}: cannot be written: {error.strerror}") from None
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield (file.fileno(),)

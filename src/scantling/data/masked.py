@@ -105,8 +105,8 @@ class MaskedLM:
             return
         if self.whole_words:
             starts = ~continues(documents.corpus, ids)[open_to_choice]
-            # A word ends where a special token, or another document, comes between.
-            starts |= np.diff(open_to_choice, prepend=-2) > 1
+            # A word ends with its document, also where nothing stands between two of them.
+            starts |= canvas.position_ids[row, open_to_choice] == 0
             words = np.cumsum(starts) - 1
         else:
             words = np.arange(len(open_to_choice))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -23,11 +24,30 @@ CODE = "from scantling.data.worker import main; main()"
 _Child = subprocess.Popen[bytes]
 
 
-class Pool:
-    """Children that tokenise into one folder; a context manager, which ends them."""
+@dataclass(frozen=True)
+class Crew:
+    """How many processes there may be, and what they hold open.
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, processes: int) -> None:
-        self._folder, self._tokenizer = folder, tokenizer
+    Attributes:
+        processes: at most.
+        held: descriptors that children inherit: the lock of a folder that they write into, which then outlasts a parent
+            that is killed until they, too, have ended.
+    """
+
+    processes: int
+    held: tuple[int, ...] = ()
+
+
+class Pool:
+    """Children that tokenise into one folder; a context manager, which ends them.
+
+    Args:
+        tasks: that will be asked for: there are never more children.
+    """
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, crew: Crew, tasks: int) -> None:
+        self._folder, self._tokenizer, self._held = folder, tokenizer, crew.held
+        processes = min(crew.processes, tasks)
         self._children: list[_Child] = []
         self._free: SimpleQueue[_Child] = SimpleQueue()
         # One child would only repeat what this process can do itself.
@@ -82,7 +102,7 @@ class Pool:
         environment["TOKENIZERS_PARALLELISM"] = "false"
         command = [sys.executable, "-c", CODE, str(self._folder)]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, pass_fds=self._held)
 
     def _ask(self, task: Task) -> Reply:
         child = self._free.get()

@@ -7,6 +7,7 @@ or a spawned copy of the caller, is safe from threads that hold locks and runs n
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from dataclasses import dataclass
@@ -59,8 +60,13 @@ def main() -> None:
     tokenizer = Tokenizer.from_folder(folder)
     for line in sys.stdin.buffer:
         reply = answer(folder, tokenizer, msgspec.json.decode(line, type=Task))
-        sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
-        sys.stdout.buffer.flush()
+        try:
+            sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            # The parent was killed; what is left in the buffer has nowhere to go.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return
 
 
 if __name__ == "__main__":
