@@ -32,18 +32,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inputs": BASE | {"cards", "tensor"},
     "passes": BASE | {"inputs", "tensor", "model"},
     "model": BASE | {"passes", "inputs", "cards", "parts", "assembly", "checkpoint", "text", "tensor", "generate"},
-    "saving": BASE | {"assembly", "checkpoint", "model"},
+    "saving": BASE | {"cards", "parts", "assembly", "checkpoint", "model"},
     "native": BASE | {"parts", "checkpoint"},
+    "train": BASE
+    | {"inputs", "cards", "parts", "assembly", "numbers", "checkpoint", "text", "data", "tensor", "model", "saving"}
+    | {"generate"},
     "generate": BASE | {"checkpoint", "native", "inputs", "cards", "parts", "tensor", "model", "text"},
     "cli": BASE
-    | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "saving", "generate", "native"},
+    | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "saving", "generate", "native"}
+    | {"data", "train"},
     "__init__": BASE | {"cards", "parts", "assembly", "model", "saving"},
     "__main__": {"cli"},
 }
 ONLY_INSIDE_FUNCTIONS = {("parts", "tensor"), ("study", "tensor"), ("model", "tensor"), ("model", "generate")}
 TOP_LEVEL_EVEN_SO = {("parts/net.py", "tensor")}
 NUMPY_AT_IMPORT = {"data", "native"}
-TORCH_AT_IMPORT = {"tensor", "generate", "parts/net.py"}
+TORCH_AT_IMPORT = {"tensor", "train", "generate", "parts/net.py"}
 
 
 def room(path: Path) -> str:

@@ -31,6 +31,8 @@ _EXTRA_OF = {
     "llguidance": "guide",
     "pyarrow": "data",
     "datasets": "data",
+    "matplotlib": "plot",
+    "tensorboard": "board",
 }
 
 

@@ -100,7 +100,7 @@ VALUES: list[tuple[str, str | None, *tuple[str, ...]]] = [
     ("Name", "x", "unknown key", "did you mean 'name'?"),
     ("vocab", "100", "unknown key", "known here", "vocab_size"),
     ("n-layers", "2", "unknown key", "did you mean 'n_layers'?"),
-    ("training", "{}", "unknown key"),
+    ("inference", "{}", "unknown key"),
     ("_", "1", "unknown key"),
     ("attention.heads", "4", "unknown key", "did you mean 'n_heads'?", "known here: n_heads, n_kv_heads, d_head"),
     ("attention.n_kv_groups", "8", "unknown key", "n_kv_heads"),

@@ -21,6 +21,7 @@ VERBS = {
     "count": "exact parameters",
     "diff": "what changes from one model to another",
     "embed": "a vector per text",
+    "eval": "loss, perplexity and bits per byte of a text",
     "examine": "popular formulas beside the exact numbers",
     "fill": "the likeliest words at a mask",
     "flops": "FLOPs per component and convention",
@@ -32,6 +33,7 @@ VERBS = {
     "size": "cards for a number of parameters, a budget or a memory",
     "tokenize": "text to token ids",
     "trace": "every step of a pass, shape by shape",
+    "train": "train a card, or a checkpoint further",
     "translate": "source texts to target texts, by an encoder-decoder",
     "verify": "predicted, built and counted, side by side",
 }

@@ -128,12 +128,15 @@ class Head(Part):
             yield Step(":cut", "cut the padding", cut, formula="x[:V]", note=note, dtype=dtype)
 
     def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
+        """Logits; where the context stops before them, the vectors (B, T, width) that `matrix` multiplies."""
         if self.transform:
             x = net.transform(x, ctx)
         elif self.width != self.d_model:
             x = net.narrow(x)
         if self.scale:
             x = ctx.mark(net, "scaled", x * self.scale)
+        if ctx.before_scores:
+            return x
         if self.tied:
             logits = x @ table.T
             logits = ctx.mark(net, "product", logits + net.bias if self.bias else logits)
@@ -145,6 +148,12 @@ class Head(Part):
         if self.rows != self.vocab_size:
             logits = ctx.mark(net, "cut", logits[..., : self.vocab_size])
         return logits
+
+    def matrix(self, net: Any, table: Any) -> tuple[Any, Any]:
+        """The matrix (rows, width) and the shift (rows,), or None, that make logits of the vectors before them."""
+        if self.tied:
+            return table, net.bias if self.bias else None
+        return net.matrix.weight, net.bias if self._own_bias else net.matrix.bias
 
     def outcome_steps(self, w: Workload) -> Iterator[Step]:
         """Rows of what is read from the logits: probabilities, and a loss where there is a target."""

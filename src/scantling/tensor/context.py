@@ -54,6 +54,7 @@ class Context:
         source_documents: (B, S) the same of the source; a document reads the source that has its number.
         keep_routing: routers leave their logits and choices in `routing`; by default in training only.
         routing: by the router's path, in the order of execution.
+        before_scores: the head over the vocabulary stops before its matrix, for a loss that takes it in pieces.
         recompute: what autograd computes again in the backward instead of keeping it: ``none``; ``selective``, the
             inside of attention, of which queries, keys and values are kept; ``block``, all but the blocks' inputs.
     """
@@ -78,6 +79,7 @@ class Context:
         documents: Tensor | None = None,
         source_documents: Tensor | None = None,
         keep_routing: bool | None = None,
+        before_scores: bool = False,
         recompute: str = "none",
     ) -> None:
         self.batch, self.tokens, self.device = batch, tokens, device
@@ -103,6 +105,7 @@ class Context:
         self._check_prefix()
         self.keep_routing = training if keep_routing is None else keep_routing
         self.routing: dict[str, Routing] = {}
+        self.before_scores = before_scores
         self.recompute = policy(recompute)
         self._kernel = kernel(kernel_name)
         self._fused = kernel_name == "fused"
