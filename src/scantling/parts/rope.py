@@ -167,7 +167,9 @@ class RoPE(Position):
 
     def rotation(self, ctx: Any) -> Any:
         factor = 1.0 if self.scaling is None else self.scaling.factor_on_turns
-        return ctx.turns(self.frequencies(ctx.past + ctx.tokens), self.interleaved, factor)
+        # Only a scaling asks for the length, which of packed rows is known by their numbers alone.
+        length = 0 if self.scaling is None else ctx.longest
+        return ctx.turns(self.frequencies(length), self.interleaved, factor)
 
     @property
     def turned(self) -> int:

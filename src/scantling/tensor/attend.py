@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scantling.errors import ScantlingInputError
-from scantling.tensor.mask import Real, Seen
+from scantling.tensor.mask import Paired, Real, Seen
 
 Mark = Callable[[str, Tensor], Tensor]
 BiasRows = Callable[[int, int], Tensor]
@@ -33,7 +33,7 @@ class Terms:
         dropout: probability of dropping a weight.
     """
 
-    seen: Seen | Real | None
+    seen: Seen | Real | Paired | None
     causal: bool
     scale: float
     bias: BiasRows | None = None

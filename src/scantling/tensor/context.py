@@ -47,6 +47,9 @@ class Context:
         labels: targets from outside, where the ids are not their own.
         prefix_lengths: (B,) how many of a row's first real tokens read each other both ways, in layers with a prefix;
             or None. A cache takes the whole prefix in its first pass.
+        documents: (B, T) numbers of the documents that share a row, each run of one number being one; or None.
+            Positions restart in each and none reads another. A negative number is padding; there is no cache.
+        source_documents: (B, S) the same of the source; a document reads the source that has its number.
         keep_routing: routers leave their logits and choices in `routing`; by default in training only.
         routing: by the router's path, in the order of execution.
     """
@@ -68,10 +71,17 @@ class Context:
         source_padding: Tensor | None = None,
         labels: Tensor | None = None,
         prefix_lengths: Tensor | None = None,
+        documents: Tensor | None = None,
+        source_documents: Tensor | None = None,
         keep_routing: bool | None = None,
     ) -> None:
         self.batch, self.tokens, self.device = batch, tokens, device
         self.past = 0 if cache is None else cache.length
+        self.packed = None if documents is None else mask.Packed.of(documents)
+        if self.packed is not None:
+            if padding is not None or prefix_lengths is not None or cache is not None:
+                raise ScantlingInputError("packed rows go through whole: without padding, prefix or cache")
+            positions = self.packed.positions if positions is None else positions
         self.positions = (
             torch.arange(self.past, self.past + tokens, device=device)[None] if positions is None else positions
         )
@@ -80,7 +90,7 @@ class Context:
         self.last_only, self._types, self._labels = last_only, types, labels
         self.ids: Tensor | None = None
         self.memory: Tensor | None = None
-        self.source_padding = source_padding
+        self.source_padding, self.source_documents = source_padding, source_documents
         self._source: Context | None = None
         self._kernel_name = kernel_name
         self.prefix_lengths = prefix_lengths
@@ -114,6 +124,11 @@ class Context:
             )
 
     @property
+    def longest(self) -> int:
+        """Positions of the longest text of this pass: of the row with its past, or of the longest document in it."""
+        return self.past + self.tokens if self.packed is None else self.packed.longest
+
+    @property
     def counted_positions(self) -> Tensor:
         """The positions that were given; where none were, those that count real tokens only: (1 or B, T)."""
         if self._given or self.padding is None:
@@ -126,6 +141,7 @@ class Context:
             self._source = Context.of(
                 source,
                 padding=self.source_padding,
+                documents=self.source_documents,
                 kernel_name=self._kernel_name,
                 training=self.training,
                 recorder=self.recorder,
@@ -192,6 +208,7 @@ class Context:
         key = torch.arange(self.past + self.tokens, device=self.device)[None]
         if rounded:
             place = key if self.padding is None else (self.padding.long().cumsum(-1) - 1) * self.padding
+            place = place if self.packed is None else self.packed.positions
             tilt, place = tilt.bfloat16(), place.bfloat16()
             return lambda start, end: (tilt * place[:, None, None, :]).float() * scale
         query = key[0, self.past :]
@@ -244,9 +261,14 @@ class Context:
         """Attention of q (B, H, T, D) to the source's k and v (B, H_kv, S, D); padding of the source is not seen."""
         key = ("mask", "source")
         if key not in self._memo:
-            self._memo[key] = None if self.source_padding is None else mask.Real(self.source_padding)
+            self._memo[key] = self._source_seen()
         dropout = part.dropout if self.training else 0.0
         return self._mixed(net, q, k, v, Terms(self._memo[key], False, part.scale, None, part.softcap, None, dropout))
+
+    def _source_seen(self) -> mask.Real | mask.Paired | None:
+        if self.packed is not None and self.source_documents is not None:
+            return mask.Paired(self.packed.documents, self.source_documents)
+        return None if self.source_padding is None else mask.Real(self.source_padding)
 
     def attend(self, net: Any, q: Tensor, k: Tensor, v: Tensor, part: Any, sinks: Tensor | None = None) -> Tensor:
         """Attention as `part` describes it (visibility, position, scale, softcap, dropout).
@@ -285,7 +307,8 @@ class Context:
         key = ("mask", visibility, explicit)
         if key not in self._memo:
             size = (self.tokens, self.past, self.padding, self.device)
-            self._memo[key] = mask.build(visibility, *size, explicit=explicit, prefix=self.prefix_lengths)
+            prefix, packed = self.prefix_lengths, self.packed
+            self._memo[key] = mask.build(visibility, *size, explicit=explicit, prefix=prefix, packed=packed)
         built: tuple[mask.Seen | None, bool] = self._memo[key]
         return built
 
@@ -302,6 +325,8 @@ class Context:
 
         The mean of a row without any real token is 0.
         """
+        if self.packed is not None:
+            raise ScantlingInputError("this head gives one vector per row: give each text a row of its own")
         rows, end = torch.arange(x.shape[0], device=x.device), x.shape[1] - 1
         if kind == "first":
             return x[:, 0] if self.padding is None else x[rows, self.padding.int().argmax(-1)]
