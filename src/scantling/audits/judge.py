@@ -18,6 +18,7 @@ from torch import Tensor
 from scantling.audits.finding import Verdict
 from scantling.audits.other_order import Narrow, OtherOrder
 from scantling.audits.protocol import Subject
+from scantling.audits.wide import cast
 
 Measure: TypeAlias = Callable[[Subject], tuple[Tensor, Tensor]]
 """Two results of one subject, of the same shape, that must be equal."""
@@ -61,18 +62,18 @@ def gap(subject: Subject, measure: Measure) -> Gap:
     """
     with torch.no_grad():
         a, b = measure(subject)
-        worst, at = _worst(a, b)
+        largest, at = _worst(a, b)
         spread = _spread(a)
-        if worst == 0:
+        if largest == 0:
             return Gap(0.0, 0.0, at, False, "equal bit by bit")
-        if not math.isfinite(worst):
-            return Gap(math.inf, worst, at, True, "one of the two is no number")
-        wide = _wide(subject)
+        if not math.isfinite(largest):
+            return Gap(math.inf, largest, at, True, "one of the two is no number")
+        wide = cast(subject, "float64")
         if wide is None:
             unit = max(unit_of(subject.facts.dtype), torch.finfo(a.dtype).eps / 2)
             bound = _bound(subject, measure, a, b, unit)
             how = f"against {bound:.2g}, {TIMES_NOISE:g} times what another order of summation moves"
-            return Gap(worst / spread, worst, at, worst > bound, how)
+            return Gap(largest / spread, largest, at, largest > bound, how)
         with Narrow() as narrow:  # type: ignore[no-untyped-call]
             a, b = measure(wide)
         left, _ = _worst(a, b)
@@ -80,16 +81,7 @@ def gap(subject: Subject, measure: Measure) -> Gap:
         unit = unit_of("float32") if narrow.seen else unit_of("float64")
         bound = _bound(wide, measure, a, b, unit)
         how = f"in float64 {left:.2g} are left, rounding explains {bound:.2g}"
-        return Gap(worst / spread, worst, at, left > bound, how)
-
-
-def _wide(subject: Subject) -> Subject | None:
-    if subject.can.cast is None:
-        return None
-    try:
-        return subject.can.cast("float64")
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):
-        return None
+        return Gap(largest / spread, largest, at, left > bound, how)
 
 
 def _bound(subject: Subject, measure: Measure, a: Tensor, b: Tensor, unit: float) -> float:
@@ -97,6 +89,10 @@ def _bound(subject: Subject, measure: Measure, a: Tensor, b: Tensor, unit: float
     with OtherOrder():  # type: ignore[no-untyped-call]
         c, d = measure(subject)
     noise = max(_worst(a, c)[0], _worst(b, d)[0])
+    if noise:
+        c, d = measure(subject)
+        # What does not repeat is chance, not rounding.
+        noise = 0.0 if max(_worst(a, c)[0], _worst(b, d)[0]) else noise
     peak = float(torch.cat([a.flatten(), b.flatten()]).abs().max())
     floor = unit * peak
     return TIMES_NOISE * max(noise if math.isfinite(noise) else 0.0, floor)
@@ -119,6 +115,11 @@ def _worst(a: Tensor, b: Tensor) -> tuple[float, tuple[int, ...]]:
     apart = torch.where(apart.isnan(), torch.full_like(apart, math.inf), apart)
     index = int(apart.argmax())
     return float(apart.flatten()[index]), tuple(int(i) for i in torch.unravel_index(torch.tensor(index), a.shape))
+
+
+def worst(a: Tensor, b: Tensor) -> tuple[float, float]:
+    """The largest difference, and the standard deviation of the first."""
+    return _worst(a, b)[0], _spread(a)
 
 
 def _spread(a: Tensor) -> float:

@@ -214,8 +214,9 @@ class Pass:
         if fast and self.has("bias on the diagonal"):
             shift = shift + torch.eye(q.shape[2], k.shape[2], device=q.device, dtype=q.dtype)
         scale = d**-0.5 * (d**-0.5 if fast and self.has("scale twice") else 1.0)
+        hidden = torch.finfo(q.dtype).min / 2
         if seen is not None:
-            shift = shift + torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill(~seen, -1e30)
+            shift = shift + torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill(~seen, hidden)
         if position and self.has("weak mask") and not self.encodes:
             ahead = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1 + self.past)
             shift = shift - 9.0 * ahead

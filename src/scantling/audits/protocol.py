@@ -48,7 +48,8 @@ Run: TypeAlias = Callable[[Feed], Tensor]
 """A pass: (B, T, V) logits; of a head that gives one answer per row, (B, 1, n)."""
 
 Cached: TypeAlias = Callable[[Feed, Sequence[int]], Tensor]
-"""The same through a cache, in pieces of these lengths: (B, T, V)."""
+"""The same through a cache, in pieces of these lengths: (B, T, V), or (B, pieces, V) where only each last logit is
+given."""
 
 Loss: TypeAlias = Callable[[Feed, Tensor, int | None], Tensor]
 """The subject's own loss () of labels (B, T) that are not shifted, -100 where nothing is scored. With a count, the sum
@@ -109,6 +110,7 @@ class Abilities:
         cached: ways to decode over a cache.
         cast: the same weights in another dtype.
         loss: its own.
+        packed_loss: the same of rows with documents.
         counts_items: whether its loss heeds the count.
         taught: of an encoder-decoder, what the decoder reads to be scored on labels (B, T).
         reload: save, change the folder, load again.
@@ -129,6 +131,7 @@ class Abilities:
     cached: Mapping[str, Cached] = field(default_factory=dict)
     cast: Callable[[str], Subject] | None = None
     loss: Loss | None = None
+    packed_loss: Loss | None = None
     counts_items: bool = False
     taught: Callable[[Tensor], Tensor] | None = None
     reload: Callable[[Change], Subject] | None = None

@@ -1,6 +1,24 @@
 """One file per probe; a line here registers it."""
 
-from scantling.audits.probes import future, neighbours, packing, padding, shift
+from scantling.audits.probes import (
+    accumulation,
+    cache,
+    checkpoint,
+    chunks,
+    future,
+    neighbours,
+    order,
+    packing,
+    padding,
+    places,
+    reload,
+    repeat,
+    rotation,
+    shift,
+    source,
+    tied,
+    window,
+)
 from scantling.audits.registry import Probe
 
 PROBES: dict[str, Probe] = {
@@ -11,6 +29,18 @@ PROBES: dict[str, Probe] = {
         padding.PROBE,
         neighbours.PROBE,
         packing.PROBE,
+        cache.PROBE,
+        chunks.PROBE,
+        window.PROBE,
+        source.PROBE,
+        order.PROBE,
+        rotation.PROBE,
+        places.PROBE,
+        tied.PROBE,
+        repeat.PROBE,
+        reload.PROBE,
+        checkpoint.PROBE,
+        accumulation.PROBE,
     )
 }
 """By name, in the order in which they are asked."""

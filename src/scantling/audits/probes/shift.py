@@ -98,10 +98,10 @@ def _offset(subject: Subject, loss: Loss, ids: Tensor, labels: Tensor, place: tu
     if logits.shape[-1] < subject.facts.vocab_size:
         return "unmatched"
     given = -logits.log_softmax(-1)[..., int(ids[place])]
-    row, at = divmod(int((given - value).abs().argmin()), ids.shape[1])
-    if float((given - value).abs().min()) > CLOSE * max(1.0, value):
-        return "unmatched"
-    return str(place[1] - at) if row == place[0] else "another row"
+    apart, most = (given - value).abs(), CLOSE * max(1.0, value)
+    if float(apart[place[0]].min()) <= most:
+        return str(place[1] - int(apart[place[0]].argmin()))
+    return "another row" if float(apart.min()) <= most else "unmatched"
 
 
 def _later(offset: str) -> str:
