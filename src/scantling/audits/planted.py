@@ -55,6 +55,7 @@ FAULTS = {
     "positions in half the bits": "positions are rounded to bfloat16 before they are used",
     "positions in the weights' dtype": "positions are cast to the dtype of the weights",
     "positions eight apart": "positions are divided by 8 and rounded down",
+    "table clamped": "rows longer than the table of positions get its last vector",
     "positions clamped": "positions past the trained length are those of its end",
     "blow-up past the trained length": "activations past the trained length overflow",
     "batch norm": "activations are normalised over the rows of the batch",
@@ -206,8 +207,8 @@ class Tiny(nn.Module):
         self.head = nn.Linear(d, v, bias=False)
         draw = torch.Generator().manual_seed(shape.seed)
         with torch.no_grad():
-            for weight in self.parameters():
-                if weight.dim() > 1:
+            for name, weight in self.named_parameters():
+                if weight.dim() > 1 or name.endswith("bias"):
                     weight.copy_(torch.randn(weight.shape, generator=draw) * 1.3 * weight.shape[-1] ** -0.5)
         if shape.tied:
             self.head.weight = self.embed.weight
@@ -235,7 +236,9 @@ class Tiny(nn.Module):
         x: Tensor = self.embed(ids)
         places = pass_.places()
         if self.places is not None:
-            x = x + self.places(places.clamp(max=self.shape.context - 1))
+            if "table clamped" in self.shape.faults:
+                places = places.clamp(max=self.shape.context - 1)
+            x = x + self.places(places)
         elif self.shape.position == "sinusoidal":
             angles = pass_.angles(places, self.shape.d_model)
             x = x + torch.stack([angles.sin(), angles.cos()], -1).flatten(-2).to(x.dtype)

@@ -33,7 +33,7 @@ def subject_of(net: Tiny, name: str, dtype: str = "float32") -> Subject:
         family=shape.family,
         position=shape.position,
         windows=(shape.window,) * shape.n_layers,
-        context=shape.context,
+        context=shape.context if shape.position == "learned" else None,
         trained_length=shape.trained_length,
         tied=shape.tied,
         routed=shape.experts > 0,
@@ -51,6 +51,7 @@ def subject_of(net: Tiny, name: str, dtype: str = "float32") -> Subject:
         cast=lambda wanted: subject_of(copy.deepcopy(net).to(getattr(torch, wanted)), name, wanted),
         loss=own_loss(net),
         counts_items=True,
+        taught=shifted if shape.family == "encoder-decoder" else None,
         reload=reloaded(net, name, dtype),
         tables=lambda: (net.embed.weight, net.head.weight),
     )
@@ -93,11 +94,18 @@ def cached(net: Tiny) -> Cached:
     return run
 
 
+def shifted(labels: Tensor) -> Tensor:
+    """What a decoder reads to be judged on labels: token 0, then all but the last."""
+    return torch.cat([torch.zeros_like(labels[:, :1]), labels[:, :-1].clamp(min=0)], 1)
+
+
 def own_loss(net: Tiny, shift: int | None = None) -> Callable[[Feed, Tensor, int | None], Tensor]:
     """Cross-entropy of position t with the label `shift` later; by default one later in a decoder alone."""
     apart = int(net.shape.family == "decoder") if shift is None else shift
 
     def loss(feed: Feed, labels: Tensor, items: int | None = None) -> Tensor:
+        if feed.source is not None:
+            feed = replace(feed, ids=shifted(labels))
         logits = net(feed)
         wanted = torch.full_like(labels, -100)
         if apart >= 0:

@@ -217,8 +217,7 @@ def _reload(lm: Model, name: str | None, sample: Tensor | None) -> Callable[[Cha
 
 
 def _tables(lm: Model) -> Callable[[], tuple[Tensor, Tensor]] | None:
-    table = (lm.net.target_embed if lm.parts.target_embed is not None else lm.net.embed).weight
-    head: Any = dict(lm.net.named_parameters()).get("head.matrix.weight", table)
-    if head.shape != table.shape:
-        return None
-    return lambda: (table, head)  # type: ignore[return-value]
+    weights = dict(lm.net.named_parameters())
+    table = weights["embed.weight" if lm.parts.target_embed is None else "target_embed.weight"]
+    head = weights.get("head.matrix.weight", table)
+    return None if head.shape != table.shape else lambda: (table, head)

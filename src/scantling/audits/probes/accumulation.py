@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -108,7 +108,7 @@ def _gradients(seed: int) -> Callable[[Subject, int], tuple[Tensor, Tensor, Show
     return measure
 
 
-def _flat(loss: Tensor, weights: list[Tensor]) -> Tensor:
+def _flat(loss: Tensor, weights: Sequence[Tensor]) -> Tensor:
     if not loss.requires_grad:
         raise NotImplementedError("its loss takes no gradient")
     grads = torch.autograd.grad(loss, weights, allow_unused=True)

@@ -95,7 +95,7 @@ def _padded(name: str, seed: int) -> Measure:
         shown = {"ids": listed(whole), "attention_mask": listed(mask), "pieces": lengths}
         if out.shape[1] == whole.shape[1]:
             return alone, out[:, PADS:], shown
-        return same_places(alone, out, [tokens // 2] + lengths[1:]), out, shown
+        return same_places(alone, out, [tokens // 2, *lengths[1:]]), out, shown
 
     return measure
 

@@ -66,7 +66,8 @@ def _tried(subject: Subject, damage: Damage, feed: Feed, before: Tensor) -> Find
             return Finding(NAME, Verdict.CLEAN, "the model is loaded as it was saved", 0.0, damage.what)
     else:
         apart, spread = float("inf"), 1.0
-    return Finding(NAME, Verdict.DEFECT, damage.meaning, apart / spread, damage.what, smallest={"change": damage.what})
+    text = f"{damage.meaning}, without an error"
+    return Finding(NAME, Verdict.DEFECT, text, apart / spread, damage.what, smallest={"change": damage.what})
 
 
 class _Impossible(Exception):
@@ -113,18 +114,14 @@ def _unlisted(folder: Path) -> None:
 
 
 DAMAGES = (
-    Damage("a tensor is missing", _missing, "a missing tensor is replaced by other numbers, without an error"),
-    Damage(
-        "names begin with _orig_mod.module.", _renamed, "no name fits, and other numbers are taken, without an error"
-    ),
+    Damage("a tensor is missing", _missing, "it is replaced by other numbers"),
+    Damage("names begin with _orig_mod.module.", _renamed, "no name fits, and other numbers are taken"),
     Damage(
         "a tensor stands in two files",
         _doubled,
-        "of a tensor in two files, the one is taken that the index does not name",
+        "it takes the one that the index does not name",
     ),
-    Damage(
-        "the index leaves a tensor out", _unlisted, "a tensor that the index leaves out is replaced, without an error"
-    ),
+    Damage("the index leaves a tensor out", _unlisted, "it is replaced by other numbers"),
 )
 
 

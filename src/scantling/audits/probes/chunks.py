@@ -21,13 +21,12 @@ def probe(subject: Subject, effort: Effort) -> list[Finding]:
     if no := unasked(NAME, subject):
         return no
     tokens = draw.length(subject, effort)
-    return [
-        ask(
-            subject, Question(NAME, f"{name}, {where}", pieces(name, cut, effort.seed), MEANING, GOOD), tokens, fewest=4
-        )
+    questions = [
+        Question(NAME, f"{name}, {where}", pieces(name, cut, effort.seed), MEANING, GOOD)
         for name in subject.can.cached
         for where, cut in (("two pieces", _halves), ("four pieces", _uneven))
     ]
+    return [ask(subject, question, tokens, fewest=4) for question in questions]
 
 
 def _halves(tokens: int) -> list[int]:

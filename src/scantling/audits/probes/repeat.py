@@ -48,7 +48,7 @@ def _between(subject: Subject, effort: Effort) -> list[tuple[str, str, Callable[
     ways: list[tuple[str, str, Callable[[], object]]] = [
         (
             f"after a row of {longer}",
-            "it remembers an earlier row: logits depend on what ran before",
+            "it remembers an earlier row",
             lambda: subject.run(row),
         )
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,8 @@ def probe(subject: Subject, effort: Effort) -> list[Finding]:
     found = []
     if subject.can.loss is None:
         found.append(could_not(NAME, "it has no loss of its own"))
+    elif subject.can.taught is not None:
+        found.append(_taught(subject, subject.can.loss, min(draw.length(subject, effort), 9), effort.seed))
     else:
         found.append(_own(subject, subject.can.loss, min(draw.length(subject, effort), 9), effort.seed))
     if subject.can.sample is not None:
@@ -85,11 +88,10 @@ def _own(subject: Subject, loss: Loss, tokens: int, seed: int) -> Finding:
 
 def _offset(subject: Subject, loss: Loss, ids: Tensor, labels: Tensor, place: tuple[int, int]) -> str:
     """How much later than its logits a label stands, as text."""
-    read = ids if subject.can.taught is None else subject.can.taught(labels)
-    feed = draw.feed(subject, read)
+    feed = draw.feed(subject, ids)
     labels = labels.to(subject.device)
     try:
-        value = float(loss(draw.feed(subject, ids), labels, None))
+        value = float(loss(feed, labels, None))
     except REFUSALS:
         return "unscored"
     if not math.isfinite(value) or value == 0:
@@ -104,6 +106,36 @@ def _offset(subject: Subject, loss: Loss, ids: Tensor, labels: Tensor, place: tu
     return "another row" if float(apart.min()) <= most else "unmatched"
 
 
+def _taught(subject: Subject, loss: Loss, tokens: int, seed: int) -> Finding:
+    """Of an encoder-decoder, whose decoder reads its labels: the offset at which cross-entropy gives its loss."""
+    assert subject.can.taught is not None
+    labels = draw.ids(subject.facts, 2, tokens, seed).to(subject.device)
+    with torch.no_grad():
+        own = float(loss(draw.feed(subject, labels), labels, None))
+        logits = subject.run(draw.feed(subject, subject.can.taught(labels))).double()
+    losses = by_offset(logits, labels, (0, 1, 2, -1))
+    data = {"its loss": own, "cross-entropy by offset": {str(k): v for k, v in losses.items()}}
+    offset = min(losses, key=lambda k: abs(losses[k] - own))
+    if abs(losses[offset] - own) > CLOSE:
+        text = "its loss is no cross-entropy of its logits at any offset (smoothed, scaled, or with terms of its own)"
+        return Finding(NAME, Verdict.COULD_NOT_RUN, text, where="own loss", data=data)
+    if offset == 0:
+        text = f"each label is judged {_later('0')}"
+        return Finding(NAME, Verdict.CLEAN, text, 0.0, "own loss", "offset", data=data)
+    text = f"labels are judged {_later(str(offset))}; the decoder's input is shifted already"
+    return Finding(NAME, Verdict.DEFECT, text, float(offset), "own loss", "offset", {"labels": listed(labels)}, data)
+
+
+def by_offset(logits: Tensor, ids: Tensor, offsets: Sequence[int]) -> dict[int, float]:
+    """Mean cross-entropy of the logits of each position with the id `offset` later."""
+    tokens, losses = ids.shape[1], {}
+    for offset in offsets:
+        rows = logits[:, max(0, -offset) : tokens - max(0, offset)]
+        wanted = ids[:, max(0, offset) : tokens - max(0, -offset)]
+        losses[offset] = float(F.cross_entropy(rows.flatten(0, 1), wanted.flatten()))
+    return losses
+
+
 def _later(offset: str) -> str:
     n = int(offset) if offset.lstrip("-").isdigit() else 0
     if n == 0:
@@ -116,12 +148,7 @@ def _trained(subject: Subject, ids: Tensor) -> Finding:
     with torch.no_grad():
         logits = subject.run(draw.feed(subject, ids)).double().cpu()
     ids = ids.cpu()
-    tokens = ids.shape[1]
-    losses = {}
-    for offset in (-1, 0, 1, 2, 3):
-        rows = logits[:, max(0, -offset) : tokens - max(0, offset)]
-        wanted = ids[:, max(0, offset) : tokens - max(0, -offset)]
-        losses[offset] = float(F.cross_entropy(rows.flatten(0, 1), wanted.flatten()))
+    losses = by_offset(logits, ids, (-1, 0, 1, 2, 3))
     data = {"loss by offset": {str(k): round(v, 4) for k, v in losses.items()}}
     first, second = sorted(losses, key=lambda k: losses[k])[:2]
     if losses[first] > math.log(subject.facts.vocab_size) - 0.5 or losses[second] - losses[first] < CLEAR:
@@ -185,10 +212,12 @@ PROBE = Probe(
         Plant("labels are shifted the wrong way", lambda: with_loss(-1)),
         Plant("rows are joined before the shift", _flattened),
         Plant("an encoder's labels are shifted", lambda: with_loss(1, family="encoder")),
+        Plant("a target that is shifted already is shifted again", lambda: with_loss(1, family="encoder-decoder")),
         Plant("trained to predict the token after the next", lambda: counting(2)),
         Plant("trained to repeat its input", lambda: counting(0)),
         Plant("labels are shifted once", lambda: with_loss(1), False, Verdict.CLEAN),
         Plant("an encoder's are not", lambda: with_loss(0, family="encoder"), False, Verdict.CLEAN),
+        Plant("an encoder-decoder's are not", lambda: with_loss(0, family="encoder-decoder"), False, Verdict.CLEAN),
         Plant("the loss is a sum", _summed, False, Verdict.CLEAN),
         Plant("trained to predict the next token", lambda: counting(1), False, Verdict.CLEAN),
         Plant("not trained", lambda: replace(planted(), can=Abilities(sample=torch.arange(40)[None])), False),
