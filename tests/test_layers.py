@@ -33,14 +33,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": BASE | {"passes", "inputs", "cards", "parts", "assembly", "checkpoint", "text", "tensor", "generate"},
     "saving": BASE | {"assembly", "checkpoint", "model"},
     "generate": BASE | {"inputs", "cards", "parts", "tensor", "model", "text"},
+    "audits": {"errors"},
+    "subjects": BASE | {"audits", "cards", "parts", "checkpoint", "text", "tensor", "generate", "model", "saving"},
     "cli": BASE
-    | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "saving", "generate"},
-    "__init__": BASE | {"cards", "parts", "assembly", "model", "saving"},
+    | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "saving", "generate"}
+    | {"audits", "subjects"},
+    "__init__": BASE | {"cards", "parts", "assembly", "model", "saving", "subjects"},
     "__main__": {"cli"},
 }
 ONLY_INSIDE_FUNCTIONS = {("parts", "tensor"), ("study", "tensor"), ("model", "tensor"), ("model", "generate")}
 TOP_LEVEL_EVEN_SO = {("parts/net.py", "tensor")}
-TORCH_AT_IMPORT = {"tensor", "parts/net.py", "generate/sample.py", "generate/engine.py", "generate/embed.py"}
+TORCH_AT_IMPORT = {"tensor", "parts/net.py", "generate/sample.py", "generate/engine.py", "generate/embed.py", "audits"}
+TORCH_AT_IMPORT |= {"subjects/ours.py", "subjects/theirs.py", "subjects/their_config.py", "subjects/named.py"}
 
 
 def room(path: Path) -> str:
@@ -114,6 +118,7 @@ def test_torch_is_imported_at_the_top_only_where_tensors_live(path: Path) -> Non
         "import scantling.cli.main as m; assert m._run(['diff', 'gpt2', 'gpt2-xl']) == 0",
         "import scantling.cli.main as m; assert m._run(['examine', 'deepseek-v3']) == 0",
         "import scantling.cli.main as m; assert m._run(['size', '--params', '1B']) == 0",
+        "import scantling.cli.main as m; assert m._run(['audit', '--help']) == 0",
     ],
 )
 def test_commands_without_tensors_do_not_load_torch(code: str) -> None:

@@ -28,6 +28,7 @@ _EXTRA_OF = {
     "jinja2": "text",
     "gguf": "gguf",
     "huggingface_hub": "hub",
+    "transformers": "transformers",
 }
 
 

@@ -115,7 +115,7 @@ def _one(group: list[Finding]) -> Finding:
         return group[0]
     worst = max(group, key=lambda f: -math.inf if f.size is None else f.size)
     places = dict.fromkeys(f.where for f in group if f.where)
-    return replace(worst, where=", ".join(places))
+    return replace(worst, where="; ".join(places))
 
 
 def could_not(probe: str, why: str, where: str = "") -> Finding:

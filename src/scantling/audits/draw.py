@@ -63,6 +63,9 @@ def feed(subject: Subject, given: Tensor, seed: int = 0, **more: Tensor | None) 
         if source is None:
             source = ids(subject.facts, 1, 7, seed + 77).expand(given.shape[0], -1)
         source = source.to(subject.device)
+    at = more.get("positions")
+    if at is not None:
+        more["positions"] = at + subject.facts.first_position
     placed = {name: None if value is None else value.to(subject.device) for name, value in more.items()}
     return Feed(given.to(subject.device), source=source, **placed)
 

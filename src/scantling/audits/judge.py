@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from scantling.audits.finding import Verdict
-from scantling.audits.other_order import Narrow, OtherOrder
+from scantling.audits.other_order import OtherOrder
 from scantling.audits.protocol import Subject
 from scantling.audits.wide import cast
 
@@ -69,19 +69,26 @@ def gap(subject: Subject, measure: Measure) -> Gap:
         if not math.isfinite(largest):
             return Gap(math.inf, largest, at, True, "one of the two is no number")
         wide = cast(subject, "float64")
-        if wide is None:
-            unit = max(unit_of(subject.facts.dtype), torch.finfo(a.dtype).eps / 2)
-            bound = _bound(subject, measure, a, b, unit)
-            how = f"against {bound:.2g}, {TIMES_NOISE:g} times what another order of summation moves"
-            return Gap(largest / spread, largest, at, largest > bound, how)
-        with Narrow() as narrow:  # type: ignore[no-untyped-call]
-            a, b = measure(wide)
-        left, _ = _worst(a, b)
-        # A model that rounds inside, whatever the dtype of its weights, keeps float32's rounding in float64.
-        unit = unit_of("float32") if narrow.seen else unit_of("float64")
-        bound = _bound(wide, measure, a, b, unit)
-        how = f"in float64 {left:.2g} are left, rounding explains {bound:.2g}"
-        return Gap(largest / spread, largest, at, left > bound, how)
+        if wide is not None:
+            c, d = measure(wide)
+            left, _ = _worst(c, d)
+            # Where float64 gives no numbers, as a mask that overflows makes it, it decides nothing.
+            if math.isfinite(left):
+                bound = _bound(wide, measure, c, d, _kept(subject))
+                how = f"in float64 {left:.2g} are left, rounding explains {bound:.2g}"
+                return Gap(largest / spread, largest, at, left > bound, how)
+        unit = max(unit_of(subject.facts.dtype), torch.finfo(a.dtype).eps / 2)
+        bound = _bound(subject, measure, a, b, unit)
+        how = f"against {bound:.2g}, {TIMES_NOISE:g} times what another order of summation moves"
+        return Gap(largest / spread, largest, at, largest > bound, how)
+
+
+def _kept(subject: Subject) -> float:
+    """The rounding that a cast to float64 does not undo: norms and angles that are float32 whatever the weights are,
+    and tables that were computed in the dtype of the weights."""
+    module = subject.can.module
+    tables = module is not None and any(b.is_floating_point() and b.dim() > 1 for b in module.buffers())
+    return max(unit_of("float32"), unit_of(subject.facts.dtype) if tables else 0.0)
 
 
 def _bound(subject: Subject, measure: Measure, a: Tensor, b: Tensor, unit: float) -> float:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
@@ -58,18 +57,3 @@ class OtherOrder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         turn = _TURNED.get(func)
         return func(*(args if turn is None else turn(args)), **(kwargs or {}))
-
-
-class Narrow(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes whether any operation gives floats coarser than float64."""
-
-    seen = False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Operands = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for value in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64:
-                self.seen = True
-        return out

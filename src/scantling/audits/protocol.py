@@ -73,6 +73,8 @@ class Facts:
         routed: tokens are sent to experts, whose choice is a step function of the activations.
         dropout: whether training drops anything.
         pad_id: what padding is filled with.
+        start_id: what an encoder-decoder's target begins with.
+        first_position: the number of the first position, where positions are given.
         per_token: an answer per token; False where the head gives one per row.
         dtype: of the weights.
     """
@@ -88,6 +90,8 @@ class Facts:
     routed: bool = False
     dropout: bool | None = None
     pad_id: int | None = None
+    start_id: int | None = None
+    first_position: int = 0
     per_token: bool = True
     dtype: str = "float32"
 
@@ -108,6 +112,7 @@ class Abilities:
         modes: the same function in other circumstances (in training, with attention maps asked for).
         packed: ways to run rows of several documents.
         cached: ways to decode over a cache.
+        stepped: the same, of ways that take a prompt in one piece and then single tokens.
         cast: the same weights in another dtype.
         loss: its own.
         packed_loss: the same of rows with documents.
@@ -129,6 +134,7 @@ class Abilities:
     modes: Mapping[str, Run] = field(default_factory=dict)
     packed: Mapping[str, Run] = field(default_factory=dict)
     cached: Mapping[str, Cached] = field(default_factory=dict)
+    stepped: Mapping[str, Cached] = field(default_factory=dict)
     cast: Callable[[str], Subject] | None = None
     loss: Loss | None = None
     packed_loss: Loss | None = None
@@ -142,8 +148,13 @@ class Abilities:
     collate: Callable[[Sequence[Sequence[int]], int], tuple[Tensor, Tensor]] | None = None
     reference: Callable[[], Subject] | None = None
 
+    @property
+    def decoded(self) -> Mapping[str, Cached]:
+        """Every way that takes a prompt and then single tokens."""
+        return {**self.cached, **self.stepped}
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Subject:
     """A model under audit.
 

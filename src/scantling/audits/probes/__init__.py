@@ -31,6 +31,7 @@ from scantling.audits.registry import Probe
 PROBES: dict[str, Probe] = {
     probe.name: probe
     for probe in (
+        repeat.PROBE,
         future.PROBE,
         shift.PROBE,
         padding.PROBE,
@@ -44,7 +45,6 @@ PROBES: dict[str, Probe] = {
         rotation.PROBE,
         places.PROBE,
         tied.PROBE,
-        repeat.PROBE,
         reload.PROBE,
         checkpoint.PROBE,
         accumulation.PROBE,
@@ -57,4 +57,4 @@ PROBES: dict[str, Probe] = {
         reference.PROBE,
     )
 }
-"""By name, in the order in which they are asked."""
+"""By name, in the order in which they are asked; whether a model repeats comes first, before it has seen long rows."""

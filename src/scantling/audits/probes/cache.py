@@ -27,7 +27,7 @@ def probe(subject: Subject, effort: Effort) -> list[Finding]:
         return no
     tokens = draw.length(subject, effort)
     found = []
-    for name in subject.can.cached:
+    for name in subject.can.decoded:
         for where, measure in (
             (f"{name}, a prompt and single tokens", pieces(name, _prompt, effort.seed)),
             (f"{name}, single tokens from the first", pieces(name, _singles, effort.seed)),
@@ -46,7 +46,7 @@ def unasked(probe_name: str, subject: Subject) -> list[Finding]:
     """Why a question about caches cannot be asked; empty where it can."""
     if subject.facts.family == "encoder" or not subject.facts.per_token:
         return [not_applicable(probe_name, "an encoder reads both ways and keeps no cache")]
-    if not subject.can.cached:
+    if not subject.can.decoded:
         return [could_not(probe_name, "it has no cache, or none that can be reached")]
     return []
 
@@ -76,9 +76,12 @@ def pieces(name: str, cut: Callable[[int], list[int]], seed: int) -> Measure:
     """One pass against pieces; `cut` gives their lengths for a number of tokens."""
 
     def measure(subject: Subject, tokens: int) -> tuple[Tensor, Tensor, Shown]:
-        feed = draw.feed(subject, draw.ids(subject.facts, 2, tokens, seed))
+        ids, start = draw.ids(subject.facts, 2, tokens, seed), subject.facts.start_id
+        if start is not None:
+            ids[:, 0] = start
+        feed = draw.feed(subject, ids)
         lengths = cut(tokens)
-        out = subject.can.cached[name](feed, lengths)
+        out = subject.can.decoded[name](feed, lengths)
         return same_places(subject.run(feed), out, lengths), out, {"ids": listed(feed.ids), "pieces": lengths}
 
     return measure
@@ -90,7 +93,7 @@ def _padded(name: str, seed: int) -> Measure:
         whole, mask = draw.pad(subject.facts, ids, left=PADS)
         lengths = [PADS + tokens // 2] + [1] * (tokens - tokens // 2)
         feed = draw.feed(subject, whole, mask=mask, positions=draw.counted(mask))
-        out = subject.can.cached[name](feed, lengths)
+        out = subject.can.decoded[name](feed, lengths)
         alone = subject.run(draw.feed(subject, ids))
         shown = {"ids": listed(whole), "attention_mask": listed(mask), "pieces": lengths}
         if out.shape[1] == whole.shape[1]:

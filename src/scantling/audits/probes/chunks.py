@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scantling.audits import draw
-from scantling.audits.ask import Question, ask
+from scantling.audits.ask import Question, ask, could_not
 from scantling.audits.draw import Effort
 from scantling.audits.finding import Finding, Verdict
 from scantling.audits.planted_subject import planted
@@ -20,6 +20,8 @@ def probe(subject: Subject, effort: Effort) -> list[Finding]:
     """Two equal pieces, and four of unequal lengths."""
     if no := unasked(NAME, subject):
         return no
+    if not subject.can.cached:
+        return [could_not(NAME, "its cache takes a prompt in one piece")]
     tokens = draw.length(subject, effort)
     questions = [
         Question(NAME, f"{name}, {where}", pieces(name, cut, effort.seed), MEANING, GOOD)

@@ -27,7 +27,7 @@ def probe(subject: Subject, effort: Effort) -> list[Finding]:
     if not subject.facts.per_token:
         return [not_applicable(NAME, "the head gives one answer per row")]
     if not subject.can.packed:
-        return [could_not(NAME, "it takes neither documents nor positions: packed rows cannot be told apart")]
+        return [could_not(NAME, "it has no way to be handed packed rows")]
     tokens = draw.length(subject, effort)
     found = []
     for name in subject.can.packed:

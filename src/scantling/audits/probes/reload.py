@@ -29,7 +29,9 @@ def probe(subject: Subject, effort: Effort) -> list[Finding]:
     question = Question(NAME, "logits", _logits(again, effort.seed), "saved and loaded, it gives other logits", GOOD)
     # Only what was saved can be compared: a cast to float64 was not.
     plain = replace(subject, can=replace(subject.can, cast=None))
-    return [ask(plain, question, draw.length(subject, effort)), *_weights(subject, again)]
+    # Longer rows than this depend on what ran before in models that remember the longest one.
+    most = effort.tokens if subject.facts.switch is None else max(2, subject.facts.switch // 2)
+    return [ask(plain, question, draw.length(subject, effort, most)), *_weights(subject, again)]
 
 
 def _logits(again: Subject, seed: int) -> Callable[[Subject, int], tuple[Tensor, Tensor, Shown]]:

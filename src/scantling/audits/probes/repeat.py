@@ -37,13 +37,17 @@ def probe(subject: Subject, effort: Effort) -> list[Finding]:
             return found
         for where, meaning, between in _between(subject, effort):
             between()
-            found.append(_same(first, subject.run(feed), where, meaning, feed.ids))
+            again = subject.run(feed)
+            found.append(_same(first, again, where, meaning, feed.ids))
+            # Each circumstance is judged against what came just before it.
+            first = again
         found += _dropped(subject, feed, first)
     return found
 
 
 def _between(subject: Subject, effort: Effort) -> list[tuple[str, str, Callable[[], object]]]:
-    longer = draw.length(subject, effort, 3 * effort.tokens)
+    # Longer than any row that another probe has run.
+    longer = draw.length(subject, effort, effort.longest + 9)
     row = draw.feed(subject, draw.ids(subject.facts, 1, longer, effort.seed + 1))
     ways: list[tuple[str, str, Callable[[], object]]] = [
         (
