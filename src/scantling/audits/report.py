@@ -21,10 +21,11 @@ COLOURS = {
     Verdict.COULD_NOT_RUN: "#8a5a00",
 }
 STYLE = """
-body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:64rem;padding:0 1rem;color:#1c1c1c;background:#fff}
+body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:64rem;padding:0 1rem;color:#1c1c1c}
 h1{font-size:1.5rem}h2{font-size:1.1rem;margin:1.6rem 0 .3rem}p{margin:.2rem 0}
 table{border-collapse:collapse;width:100%}td,th{text-align:left;vertical-align:top;padding:.3rem .6rem .3rem 0;
-border-bottom:1px solid #ddd}.v{font-weight:600;white-space:nowrap}.n{font-variant-numeric:tabular-nums;white-space:nowrap}
+border-bottom:1px solid #ddd}.v{font-weight:600;white-space:nowrap}
+.n{font-variant-numeric:tabular-nums;white-space:nowrap}
 code,pre{font:13px/1.35 ui-monospace,monospace}pre{background:#f5f5f5;padding:.5rem;overflow-x:auto;white-space:pre-wrap}
 svg{max-width:100%;height:auto}
 """
@@ -68,8 +69,8 @@ def _section(report: Report, name: str) -> str:
 
 def _row(finding: Finding) -> str:
     size = "" if finding.size is None else f"{finding.size:.3g} {finding.unit}"
-    cells = f'<td class="v">{_verdict(finding.verdict)}</td><td class="n">{escape(size)}</td><td>{escape(finding.where)}</td>'
-    return f"<tr>{cells}<td>{escape(finding.message)}{_figures(finding)}{_smallest(finding)}</td></tr>"
+    cells = f'<td class="v">{_verdict(finding.verdict)}</td><td class="n">{escape(size)}</td>'
+    return f"<tr>{cells}<td>{escape(finding.where)}</td><td>{escape(finding.message)}{_figures(finding)}{_smallest(finding)}</td></tr>"
 
 
 def _verdict(verdict: Verdict) -> str:
@@ -124,7 +125,5 @@ def _curve(points: Sequence[Sequence[float]], width: int = 360, height: int = 90
         for x, y in zip(xs, ys, strict=True)
     )
     label = f"from {first:g} to {last:g}: between {low:.3g} and {high:.3g}"
-    return (
-        f'<svg width="{width}" height="{height}" role="img" aria-label="{label}"><polyline points="{place}" fill="none" '
-        f'stroke="#0b5cad" stroke-width="2"/></svg><p>{label}</p>'
-    )
+    line = f'<polyline points="{place}" fill="none" stroke="#0b5cad" stroke-width="2"/>'
+    return f'<svg width="{width}" height="{height}" role="img" aria-label="{label}">{line}</svg><p>{label}</p>'

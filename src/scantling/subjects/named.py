@@ -54,11 +54,14 @@ def named(model: str | None, library: str, against: str | None, loading: Loading
 
 def beside(first: Subject, second: Subject) -> Subject:
     """A subject with another implementation as its reference, in every dtype."""
-    inner = first.can.cast, second.can.cast
-    both = None
-    if inner[0] is not None and inner[1] is not None:
-        one, other = inner
-        both = cache(lambda dtype: beside(one(dtype), other(dtype)))
+    one, other = first.can.cast, second.can.cast
+    if one is None or other is None:
+        return replace(first, can=replace(first.can, reference=lambda: second, cast=None))
+
+    @cache
+    def both(dtype: str) -> Subject:
+        return beside(one(dtype), other(dtype))
+
     return replace(first, can=replace(first.can, reference=lambda: second, cast=both))
 
 

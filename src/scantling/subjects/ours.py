@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from scantling.audits import Abilities, Facts, Feed, Subject
 from scantling.audits.protocol import Cached, Change, Loss, Run
 from scantling.cards import Card
 from scantling.cards.rules import position_limit
+from scantling.errors import need
 from scantling.generate.engine import Session, Source
 from scantling.model import Model, load
 from scantling.parts.heads import Head
@@ -50,6 +52,7 @@ def ours(lm: Model, name: str | None = None, sample: Tensor | None = None) -> Su
         packed_loss=_loss(lm) if scores and not lm.parts.two_stacks else None,
         taught=lm.shifted if lm.parts.two_stacks and lm.start_id is not None else None,
         reload=_reload(lm, name, sample),
+        quantised=_quantised(lm, name),
         tables=_tables(lm) if scores else None,
         sample=sample,
     )
@@ -201,8 +204,38 @@ def _loss(lm: Model) -> Loss:
 
 
 def _cast(lm: Model, dtype: str) -> Model:
-    twin = copy.deepcopy(lm.net).to(getattr(torch, dtype))
-    return Model(lm.card, lm.parts, twin, lm.tokenizer, start_id=lm.start_id)
+    return _with(lm, copy.deepcopy(lm.net).to(getattr(torch, dtype)))
+
+
+def _with(lm: Model, net: torch.nn.Module) -> Model:
+    return Model(lm.card, lm.parts, net, lm.tokenizer, start_id=lm.start_id)
+
+
+BLOCK = 32
+"""Values that share a scale in the block formats that are asked."""
+
+
+def _quantised(lm: Model, name: str | None) -> dict[str, tuple[Callable[[], Subject], float]]:
+    """The weights as GGUF's blocks of 8 and 4 bits hold them, where every matrix divides into blocks."""
+    matrices = [p for p in lm.net.parameters() if p.dim() >= 2]
+    if importlib.util.find_spec("gguf") is None or any(p.shape[-1] % BLOCK for p in matrices):
+        return {}
+    return {kind: (cache(lambda kind=kind: ours(_in_blocks(lm, kind), name)), bits) for kind, bits in _KINDS.items()}  # type: ignore[misc]
+
+
+_KINDS = {"Q8_0": 8.0, "Q4_0": 4.0}
+
+
+def _in_blocks(lm: Model, kind: str) -> Model:
+    quants = need("gguf.quants", "quantise weights")
+    types = need("gguf", "quantise weights").GGMLQuantizationType
+    twin = copy.deepcopy(lm.net)
+    with torch.no_grad():
+        for p in twin.parameters():
+            if p.dim() >= 2:
+                packed = quants.quantize(p.float().cpu().numpy(), types[kind])
+                p.copy_(torch.from_numpy(quants.dequantize(packed, types[kind])).to(p))
+    return _with(lm, twin)
 
 
 def _reload(lm: Model, name: str | None, sample: Tensor | None) -> Callable[[Change], Subject]:

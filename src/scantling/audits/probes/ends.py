@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from scantling.audits.ask import could_not
+from scantling.audits.ask import not_applicable
 from scantling.audits.draw import Effort
 from scantling.audits.finding import Finding, Verdict
 from scantling.audits.planted_subject import planted
@@ -22,7 +22,7 @@ Rows = Sequence[Sequence[int]]
 def probe(subject: Subject, _: Effort) -> list[Finding]:
     """Rows of unequal length that end in the token that also pads: their last labels must be scored, padding not."""
     if subject.can.collate is None:
-        return [could_not(NAME, "it brings nothing that pads rows and makes their labels")]
+        return [not_applicable(NAME, "it brings nothing that pads rows and makes their labels")]
     end = subject.facts.vocab_size - 1
     rows = [[1, 2, end], [1, 2, 3, 2, end], [3, end]]
     ids, labels = subject.can.collate(rows, end)
@@ -93,6 +93,6 @@ PROBE = Probe(
         Plant("one label too few", lambda: collating(_one_less)),
         Plant("hidden by length", lambda: collating(_by_length), False, Verdict.CLEAN),
         Plant("padded on the left, hidden by length", lambda: collating(_by_length_left, True), False, Verdict.CLEAN),
-        Plant("none", planted, False, Verdict.COULD_NOT_RUN),
+        Plant("none", planted, False, Verdict.NOT_APPLICABLE),
     ),
 )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from scantling.audits import draw
-from scantling.audits.ask import Measure, Question, Shown, ask, could_not, listed
+from scantling.audits.ask import Measure, Question, Shown, ask, listed, not_applicable
 from scantling.audits.draw import Effort
 from scantling.audits.finding import Finding, Verdict
 from scantling.audits.judge import gap
@@ -26,7 +26,7 @@ PADS = 4
 def probe(subject: Subject, effort: Effort) -> list[Finding]:
     """Logits beside those of a second implementation: a short row, a longer one, and one beside padding."""
     if subject.can.reference is None:
-        return [could_not(NAME, "no second implementation is given")]
+        return [not_applicable(NAME, "no second implementation is given")]
     tokens = draw.length(subject, effort)
     longer = draw.length(subject, effort, 3 * effort.tokens)
     asked = [("a row", False, tokens), ("a longer row", False, longer)]
@@ -125,6 +125,6 @@ PROBE = Probe(
         Plant("the same", beside, False, Verdict.ROUNDING),
         Plant("a constant per position", lambda: beside(shift=True), False, Verdict.BY_DESIGN),
         Plant("heads in another order", _turned, False, Verdict.ROUNDING),
-        Plant("no second implementation", planted, False, Verdict.COULD_NOT_RUN),
+        Plant("no second implementation", planted, False, Verdict.NOT_APPLICABLE),
     ),
 )
