@@ -26,7 +26,7 @@ h1{font-size:1.5rem}h2{font-size:1.1rem;margin:1.6rem 0 .3rem}p{margin:.2rem 0}
 table{border-collapse:collapse;width:100%}td,th{text-align:left;vertical-align:top;padding:.3rem .6rem .3rem 0;
 border-bottom:1px solid #ddd}.v{font-weight:600;white-space:nowrap}
 .n{font-variant-numeric:tabular-nums;white-space:nowrap}
-code,pre{font:13px/1.35 ui-monospace,monospace}pre{background:#f5f5f5;padding:.5rem;overflow-x:auto;white-space:pre-wrap}
+pre{font:13px/1.35 ui-monospace,monospace;background:#f5f5f5;padding:.5rem;overflow-x:auto;white-space:pre-wrap}
 svg{max-width:100%;height:auto}
 """
 
@@ -70,7 +70,8 @@ def _section(report: Report, name: str) -> str:
 def _row(finding: Finding) -> str:
     size = "" if finding.size is None else f"{finding.size:.3g} {finding.unit}"
     cells = f'<td class="v">{_verdict(finding.verdict)}</td><td class="n">{escape(size)}</td>'
-    return f"<tr>{cells}<td>{escape(finding.where)}</td><td>{escape(finding.message)}{_figures(finding)}{_smallest(finding)}</td></tr>"
+    meaning = f"{escape(finding.message)}{_figures(finding)}{_smallest(finding)}"
+    return f"<tr>{cells}<td>{escape(finding.where)}</td><td>{meaning}</td></tr>"
 
 
 def _verdict(verdict: Verdict) -> str:

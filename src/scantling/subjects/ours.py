@@ -220,7 +220,7 @@ def _quantised(lm: Model, name: str | None) -> dict[str, tuple[Callable[[], Subj
     matrices = [p for p in lm.net.parameters() if p.dim() >= 2]
     if importlib.util.find_spec("gguf") is None or any(p.shape[-1] % BLOCK for p in matrices):
         return {}
-    return {kind: (cache(lambda kind=kind: ours(_in_blocks(lm, kind), name)), bits) for kind, bits in _KINDS.items()}  # type: ignore[misc]
+    return {kind: (cache(lambda kind=kind: ours(_in_blocks(lm, kind), name)), bits) for kind, bits in _KINDS.items()}
 
 
 _KINDS = {"Q8_0": 8.0, "Q4_0": 4.0}
