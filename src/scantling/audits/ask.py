@@ -60,7 +60,9 @@ def ask(subject: Subject, question: Question, tokens: int, fewest: int = 2) -> F
         return Finding(q.probe, Verdict.COULD_NOT_RUN, f"it refuses: {_first_line(error)}", where=q.where)
     except Exception as error:
         return crashed(q.probe, error, q.where)
-    answer = Finding(q.probe, found.verdict, f"{q.good}", found.size, q.where, data={"decided": found.how})
+    answer = Finding(
+        q.probe, found.verdict, f"{q.good}", found.size, q.where, data={"decided": found.how, "share": found.share}
+    )
     if not found.real:
         return answer
     if q.design is not None:

@@ -38,6 +38,7 @@ class Gap:
         at: where, as an index into the results.
         real: more than rounding.
         how: what decided.
+        share: of what rounding explains.
     """
 
     size: float
@@ -45,6 +46,7 @@ class Gap:
     at: tuple[int, ...]
     real: bool
     how: str
+    share: float = 0.0
 
     @property
     def verdict(self) -> Verdict:
@@ -76,11 +78,11 @@ def gap(subject: Subject, measure: Measure) -> Gap:
             if math.isfinite(left):
                 bound = _bound(wide, measure, c, d, _kept(subject))
                 how = f"in float64 {left:.2g} are left, rounding explains {bound:.2g}"
-                return Gap(largest / spread, largest, at, left > bound, how)
+                return Gap(largest / spread, largest, at, left > bound, how, left / bound)
         unit = max(unit_of(subject.facts.dtype), torch.finfo(a.dtype).eps / 2)
         bound = _bound(subject, measure, a, b, unit)
         how = f"against {bound:.2g}, {TIMES_NOISE:g} times what another order of summation moves"
-        return Gap(largest / spread, largest, at, largest > bound, how)
+        return Gap(largest / spread, largest, at, largest > bound, how, largest / bound)
 
 
 def _kept(subject: Subject) -> float:

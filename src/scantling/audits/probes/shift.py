@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,11 +55,13 @@ def _own(subject: Subject, loss: Loss, tokens: int, seed: int) -> Finding:
     ids = draw.ids(subject.facts, 2, tokens, seed)
     seen: Counter[str] = Counter()
     example: dict[str, tuple[int, int]] = {}
+    feed = draw.feed(subject, ids)
     with torch.no_grad():
+        logits = subject.run(feed).double()
         for place in [(row, at) for row in range(2) for at in range(tokens)]:
-            labels = torch.full_like(ids, -100)
-            labels[place] = ids[place]
-            offset = _offset(subject, loss, ids, labels, place)
+            labels = torch.full_like(feed.ids, -100)
+            labels[place] = feed.ids[place]
+            offset = _offset(subject, lambda given: loss(feed, given, None), logits, labels, place)
             seen[offset] += 1
             example.setdefault(offset, place)
     scored = {k: n for k, n in seen.items() if k != "unscored"}
@@ -86,20 +88,19 @@ def _own(subject: Subject, loss: Loss, tokens: int, seed: int) -> Finding:
     return Finding(NAME, Verdict.DEFECT, text, size, "own loss", "offset", label, data)
 
 
-def _offset(subject: Subject, loss: Loss, ids: Tensor, labels: Tensor, place: tuple[int, int]) -> str:
-    """How much later than its logits a label stands, as text."""
-    feed = draw.feed(subject, ids)
-    labels = labels.to(subject.device)
+def _offset(
+    subject: Subject, loss: Callable[[Tensor], Tensor], logits: Tensor, labels: Tensor, place: tuple[int, int]
+) -> str:
+    """How much later than its logits the single label at `place` stands, as text."""
     try:
-        value = float(loss(feed, labels, None))
+        value = float(loss(labels))
     except REFUSALS:
         return "unscored"
     if not math.isfinite(value) or value == 0:
         return "unscored"
-    logits = subject.run(feed).double()
     if logits.shape[-1] < subject.facts.vocab_size:
         return "unmatched"
-    given = -logits.log_softmax(-1)[..., int(ids[place])]
+    given = logits.logsumexp(-1) - logits[..., int(labels[place])]
     apart, most = (given - value).abs(), CLOSE * max(1.0, value)
     if float(apart[place[0]].min()) <= most:
         return str(place[1] - int(apart[place[0]].argmin()))
