@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scantling.audits.planted import Shape, Store, Tiny
-from scantling.audits.protocol import Abilities, Cached, Change, Facts, Feed, Run, Subject
+from scantling.audits.protocol import Abilities, Cached, Change, Facts, Feed, Loss, Run, Subject
 
 
 def planted(*faults: str, name: str = "", dtype: str = "float32", **shape: Any) -> Subject:
@@ -50,6 +50,7 @@ def subject_of(net: Tiny, name: str, dtype: str = "float32") -> Subject:
         cached={"its cache": cached(net)} if decodes else {},
         cast=lambda wanted: subject_of(copy.deepcopy(net).to(getattr(torch, wanted)), name, wanted),
         loss=own_loss(net),
+        packed_loss=own_loss(net),
         counts_items=True,
         taught=shifted if shape.family == "encoder-decoder" else None,
         reload=reloaded(net, name, dtype),
@@ -99,8 +100,12 @@ def shifted(labels: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(labels[:, :1]), labels[:, :-1].clamp(min=0)], 1)
 
 
-def own_loss(net: Tiny, shift: int | None = None) -> Callable[[Feed, Tensor, int | None], Tensor]:
-    """Cross-entropy of position t with the label `shift` later; by default one later in a decoder alone."""
+def own_loss(net: Tiny, shift: int | None = None, crosses: bool = False) -> Loss:
+    """Cross-entropy of position t with the label `shift` later; by default one later in a decoder alone.
+
+    Args:
+        crosses: the last token of a document is judged on the first of the next.
+    """
     apart = int(net.shape.family == "decoder") if shift is None else shift
 
     def loss(feed: Feed, labels: Tensor, items: int | None = None) -> Tensor:
@@ -112,6 +117,8 @@ def own_loss(net: Tiny, shift: int | None = None) -> Callable[[Feed, Tensor, int
             wanted[:, : labels.shape[1] - apart] = labels[:, apart:]
         else:
             wanted[:, -apart:] = labels[:, :apart]
+        if feed.documents is not None and apart == 1 and not crosses:
+            wanted = wanted.masked_fill(feed.documents != feed.documents.roll(-1, 1), -100)
         total = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum")
         scored = (wanted != -100).sum() if items is None else items
         return total / scored

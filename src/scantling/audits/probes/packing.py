@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +12,8 @@ from scantling.audits import draw
 from scantling.audits.ask import Measure, Question, Shown, ask, could_not, listed, not_applicable
 from scantling.audits.draw import Effort
 from scantling.audits.finding import Finding, Verdict
-from scantling.audits.planted_subject import planted
+from scantling.audits.planted import Tiny
+from scantling.audits.planted_subject import own_loss, planted
 from scantling.audits.protocol import Feed, Run, Subject
 from scantling.audits.registry import Plant, Probe
 
@@ -41,6 +43,9 @@ def probe(subject: Subject, effort: Effort) -> list[Finding]:
         )
         if found[-1].verdict is not Verdict.DEFECT:
             found.append(ask(subject, alone, tokens, fewest=4))
+    if subject.can.packed_loss is not None and subject.can.loss is not None:
+        text = "the loss of a packed row is not that of its documents: a token is judged across a boundary"
+        found.append(ask(subject, Question(NAME, "loss", _losses(effort.seed), text, GOOD), tokens, fewest=4))
     return found
 
 
@@ -88,6 +93,32 @@ def _alone(pick: Callable[[Subject], Run], seed: int) -> Measure:
     return measure
 
 
+def _losses(seed: int) -> Measure:
+    """The loss of a packed row against the mean of its documents' own, weighted by what each scores."""
+
+    def measure(subject: Subject, tokens: int) -> tuple[Tensor, Tensor, Shown]:
+        assert subject.can.packed_loss is not None
+        assert subject.can.loss is not None
+        feed = packed(subject, tokens, seed)
+        pieces = torch.split(feed.ids, lengths(tokens), 1)
+        unscored = int(subject.facts.family == "decoder")
+        scored = [piece.shape[1] - unscored for piece in pieces]
+        alone = [subject.can.loss(draw.feed(subject, p), p, None) * n for p, n in zip(pieces, scored, strict=True) if n]
+        whole = subject.can.packed_loss(feed, feed.ids, None)
+        shown = {"ids": listed(feed.ids), "document_ids": listed(_documents(feed)), "scored targets": sum(scored)}
+        return (torch.stack(alone).sum() / sum(scored)).reshape(1), whole.reshape(1), shown
+
+    return measure
+
+
+def _crossing() -> Subject:
+    """Sound but for its loss."""
+    subject = planted(name="a loss across documents")
+    net = subject.can.module
+    assert isinstance(net, Tiny)
+    return replace(subject, can=replace(subject.can, packed_loss=own_loss(net, crosses=True), cast=None))
+
+
 def _documents(feed: Feed) -> Tensor:
     assert feed.documents is not None
     return feed.documents
@@ -103,6 +134,7 @@ PROBE = Probe(
         Plant("a document's first token reads the one before", lambda: planted("packing off by one")),
         Plant("positions go on", lambda: planted("packed positions go on", position="learned")),
         Plant("an encoder's documents are not kept apart", lambda: planted("packing ignored", family="encoder")),
+        Plant("a token is judged on the next document's first", _crossing),
         Plant("sound, rotary", planted, False),
         Plant("rotary positions that go on", lambda: planted("packed positions go on"), False),
         Plant("sound, learned positions", lambda: planted(position="learned"), False),
