@@ -28,6 +28,7 @@ types: $(READY)
 docs: $(READY)
 	$(BIN)/python -m tests.support_matrix --write
 	$(BIN)/python -m tests.plan_page --write
+	$(BIN)/python -m tests.audit.page --write
 
 bench: $(READY)
 	$(BIN)/python bench/startup.py

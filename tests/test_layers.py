@@ -38,16 +38,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"inputs", "cards", "parts", "assembly", "numbers", "checkpoint", "text", "data", "tensor", "model", "saving"}
     | {"generate"},
     "generate": BASE | {"checkpoint", "native", "inputs", "cards", "parts", "tensor", "model", "text"},
+    "audits": {"errors"},
+    "subjects": BASE | {"audits", "cards", "parts", "checkpoint", "text", "tensor", "generate", "model", "saving"},
     "cli": BASE
     | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "saving", "generate", "native"}
-    | {"data", "train"},
-    "__init__": BASE | {"cards", "parts", "assembly", "model", "saving"},
+    | {"data", "train", "audits", "subjects"},
+    "__init__": BASE | {"cards", "parts", "assembly", "model", "saving", "subjects"},
     "__main__": {"cli"},
 }
 ONLY_INSIDE_FUNCTIONS = {("parts", "tensor"), ("study", "tensor"), ("model", "tensor"), ("model", "generate")}
 TOP_LEVEL_EVEN_SO = {("parts/net.py", "tensor")}
 NUMPY_AT_IMPORT = {"data", "native"}
-TORCH_AT_IMPORT = {"tensor", "train", "generate", "parts/net.py"}
+TORCH_AT_IMPORT = {"tensor", "train", "generate", "parts/net.py", "audits"}
+TORCH_AT_IMPORT |= {"subjects/ours.py", "subjects/theirs.py", "subjects/their_config.py", "subjects/named.py"}
 
 
 def room(path: Path) -> str:
@@ -122,6 +125,7 @@ def test_torch_is_imported_at_the_top_only_where_tensors_live(path: Path) -> Non
         "import scantling.cli.main as m; assert m._run(['examine', 'deepseek-v3']) == 0",
         "import scantling.cli.main as m; assert m._run(['size', '--params', '1B']) == 0",
         "import scantling.cli.main as m; assert m._run(['plan', 'gpt2', '--devices=8', '--device=h100']) == 0",
+        "import scantling.cli.main as m; assert m._run(['audit', '--help']) == 0",
     ],
 )
 def test_commands_without_tensors_do_not_load_torch(code: str) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from scantling.model import from_card as new
     from scantling.parts.part import Part, Step, Workload
     from scantling.saving import save
+    from scantling.subjects import audit
 
 __version__ = "0.1.0"
 
@@ -26,6 +27,7 @@ _HOME = {
     "Step": "scantling.parts.part",
     "Workload": "scantling.parts.part",
     "assemble": "scantling.assembly",
+    "audit": "scantling.subjects",
     "card": "scantling.checkpoint.find:card_of",
     "load": "scantling.model",
     "new": "scantling.model:from_card",
@@ -41,6 +43,7 @@ __all__ = [
     "Step",
     "Workload",
     "assemble",
+    "audit",
     "card",
     "load",
     "new",

@@ -33,6 +33,7 @@ _EXTRA_OF = {
     "datasets": "data",
     "matplotlib": "plot",
     "tensorboard": "board",
+    "transformers": "transformers",
 }
 
 

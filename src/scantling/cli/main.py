@@ -11,6 +11,7 @@ import click
 from scantling.errors import ScantlingError, nearest
 
 VERBS = {
+    "audit": "the classic failure modes, in any model",
     "card": "print a model's card as YAML",
     "cards": "list the presets",
     "chat": "talk with a model",
