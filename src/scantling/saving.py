@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scantling.assembly import assemble
-from scantling.checkpoint.names import bare
+from scantling.checkpoint.matching import bare
 from scantling.checkpoint.save import MAX_SHARD_BYTES, Content, Progress, Saved, write
 from scantling.model import Model
 
