@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import reprlib
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -63,6 +64,13 @@ def open_regular(path: Path) -> tuple[BinaryIO, int]:
 def shown(value: object) -> str:
     """``repr``, cut short: values from files go into messages through this."""
     return repr(value) if type(value) is str and len(value) <= 100 else _repr.repr(value)
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first eight names, quoted, and how many there are besides."""
+    names = list(names)
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(map(shown, names[:8])) + more
 
 
 def refuse(path: Path, problem: str) -> NoReturn:

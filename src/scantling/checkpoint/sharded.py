@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NoReturn
 
-from scantling.checkpoint.files import CONVERT, foreign_kind, open_regular, refuse, shown
+from scantling.checkpoint.files import CONVERT, foreign_kind, listed, open_regular, refuse, shown
 from scantling.checkpoint.header import HEADER_LIMIT, SafetensorsHeader, TensorInfo, read_safetensors
 from scantling.checkpoint.strict_json import JsonReader, natural
 from scantling.units import DTYPE_BYTES
@@ -27,13 +27,6 @@ class CheckpointHeader:
     tensors: dict[str, TensorInfo]
     metadata: dict[str, str]
     notes: tuple[str, ...] = ()
-
-
-def listed(names: Iterable[str]) -> str:
-    """The first eight names, quoted, and how many there are besides."""
-    names = list(names)
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(map(shown, names[:8])) + more
 
 
 def _read_index(path: Path) -> tuple[dict[str, str], int | None]:

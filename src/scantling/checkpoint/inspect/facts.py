@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from scantling.checkpoint.inspect.naming import NO_LAYER, Held, Named, held
+from scantling.checkpoint.inspect.naming import NO_LAYER, Held, Named, Reading, held
 from scantling.checkpoint.names import Shape, Stack
 
 Value = int | str | bool | None
@@ -53,8 +53,17 @@ class Facts:
 
 
 def facts_of(named: Named) -> Facts:
-    """Derive what can be known."""
-    roles = held(named)
+    """Derive what can be known: what every reading of the names agrees on."""
+    first, *others = [_read(named, reading) for reading in named.readings]
+    agreed = {
+        key: fact if all(other.value(key) == fact.value for other in others) else replace(fact, value=None)
+        for key, fact in first.facts.items()
+    }
+    return replace(first, facts=agreed)
+
+
+def _read(named: Named, reading: Reading) -> Facts:
+    roles = held(named, reading)
     by_name = {name: role for names, role in roles.items() for name in names}
     layers, beyond = _layers(named, by_name)
     width = _stream_width(by_name)
@@ -375,12 +384,12 @@ def _head(roles: Mapping[str, Held], views: list[_View]) -> Iterator[Fact]:
     rows, matrix = _outside(roles, "embed.weight")[:1], _outside(roles, "head.matrix.weight")
     decodes = any(view.side == "decoder" for view in views)
     scores = bool(matrix) and matrix[:1] == rows
-    own = scores or decodes or "head.bias" in roles
+    shift = _outside(roles, "head.bias") or _outside(roles, "head.matrix.bias")
+    own = scores or decodes or (bool(shift) and shift[-1:] == rows)
     kind = "lm" if own and (scores or not matrix) else "labels" if matrix else None
     yield Fact("head", "head", kind)
     if kind == "labels":
         yield Fact("n_labels", "labels", matrix[0])
     yield Fact("tied", "tied", not matrix if kind == "lm" and rows else None)
-    bias = "head.bias" in roles or "head.matrix.bias" in roles
-    yield Fact("head_bias", "bias of the head", bias if kind else None)
+    yield Fact("head_bias", "bias of the head", bool(shift) if kind else None)
     yield Fact("transform", "matrix before the head", "head.transform.dense.weight" in roles if kind else None)

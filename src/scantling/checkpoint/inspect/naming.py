@@ -18,6 +18,7 @@ from scantling.checkpoint.matching import WRAPPERS
 from scantling.checkpoint.names import Row, Shape, Transform
 
 _Hit = tuple[str, tuple["Role", ...]]
+Reading = Mapping[str, tuple["Role", ...]]
 _OWN = re.compile(r"(embed|target_embed|widen|encoder|decoder|head)\.")
 _HOLE = "{}"
 
@@ -101,6 +102,7 @@ class Named:
         likely: families that use these very names and have the fewest that the file lacks.
         families: all that know as many of the names.
         groups: every tensor is in exactly one.
+        readings: roles by pattern; several where a family names different parts of different models alike.
         twice: names that stand for a tensor which another name stands for too, with that other one.
         wrappers: prefixes that were taken off.
     """
@@ -109,6 +111,7 @@ class Named:
     likely: tuple[str, ...]
     families: tuple[str, ...]
     groups: tuple[Group, ...]
+    readings: tuple[Reading, ...]
     twice: tuple[tuple[str, str], ...]
     wrappers: tuple[str, ...]
 
@@ -140,7 +143,8 @@ def named(shapes: Mapping[str, Shape], *, gguf: bool) -> Named:
     groups, twice, wrappers = _groups(shapes)
     own = _own_groups(groups)
     if own is not None:
-        return Named(None, ("scantling",), ("scantling",), own, twice, wrappers)
+        reading = {group.pattern: group.roles for group in own}
+        return Named(None, ("scantling",), ("scantling",), own, (reading,), twice, wrappers)
     scored: list[tuple[int, int, int, Naming, dict[str, _Hit | None]]] = []
     for naming in namings():
         if naming.gguf != gguf:
@@ -150,7 +154,7 @@ def named(shapes: Mapping[str, Shape], *, gguf: bool) -> Named:
         if known:
             scored.append((-known, _spare(naming, found.values()), len(scored), naming, found))
     if not scored:
-        return Named(None, (), (), tuple(groups.values()), twice, wrappers)
+        return Named(None, (), (), tuple(groups.values()), ({},), twice, wrappers)
     scored.sort(key=lambda item: item[:3])
     least, spare, _, best, found = scored[0]
     for pattern, group in groups.items():
@@ -161,7 +165,10 @@ def named(shapes: Mapping[str, Shape], *, gguf: bool) -> Named:
     fitting = [(more, name) for known, more, _, other, _ in scored if known == least for name in other.families]
     likely = tuple(dict.fromkeys(name for more, name in fitting if more == spare))
     possible = tuple(dict.fromkeys(name for _, name in fitting))
-    return Named(best, likely, possible, tuple(groups.values()), twice, wrappers)
+    alike = [hits for known, _, _, other, hits in scored if known == least and set(other.families) & set(best.families)]
+    readings = [{p: () if hit is None else hit[1] for p, hit in hits.items()} for hits in alike]
+    different = tuple(reading for i, reading in enumerate(readings) if reading not in readings[:i])
+    return Named(best, likely, possible, tuple(groups.values()), different, twice, wrappers)
 
 
 def _spare(naming: Naming, found: Iterable[_Hit | None]) -> int:
@@ -224,14 +231,14 @@ def _is_ignored(naming: Naming, group: Group, plain: str) -> bool:
     return any(re.fullmatch(pattern, example) for pattern in naming.ignored)
 
 
-def held(named: Named) -> dict[tuple[str, ...], Held]:
-    """The tensors that have a role, by our names with the layer as ``{i}``."""
-    sure = [role for group in named.groups for role in _single(group.roles)]
+def held(named: Named, reading: Reading) -> dict[tuple[str, ...], Held]:
+    """The tensors that have a role in a reading, by our names with the layer as ``{i}``."""
+    sure = [role for group in named.groups for role in _single(reading.get(group.pattern, ()))]
     places = {_place(role) for role in sure} - {None}
     out: dict[tuple[str, ...], Held] = {}
     for group in named.groups:
         for numbers, shape in group.members.items():
-            role = _role(group.roles, numbers, places)
+            role = _role(reading.get(group.pattern, ()), numbers, places)
             if role is None:
                 continue
             one = out.get(role.ours)

@@ -1,0 +1,134 @@
+"""The model that a config.json or GGUF metadata describes, with the tensors that it would have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from scantling.cards import Card
+from scantling.cards.schema import Sinusoidal
+from scantling.checkpoint.config_keys import read_json
+from scantling.checkpoint.families import family
+from scantling.checkpoint.families.gguf import architecture, card_of_gguf
+from scantling.checkpoint.families.gguf.rope import BESIDE
+from scantling.checkpoint.hf_config import beyond, read_config
+from scantling.checkpoint.inspect.codes import Finding
+from scantling.checkpoint.inspect.gather import Gathered
+from scantling.checkpoint.matching import Matched, bare, matched
+from scantling.checkpoint.names import Link, Row, Shape, foreign_shapes, heads, written_out
+from scantling.errors import ScantlingInputError
+
+WeightsOf = Callable[[Card], Mapping[str, Shape]]
+"""The weights that a card's model stores, by our names."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What the config says.
+
+    Attributes:
+        name: of the family: a model type, or an architecture of GGUF.
+        data: the config as it stands, or the metadata.
+        rows: the table of names for a card of this family.
+        ignored: patterns of names that carry no weights.
+        copies: names, without the prefix, under which a tied matrix is stored again.
+        computed: names of tensors that the model computes itself and that some files store.
+        quantised: how the weights are quantised, by the config; their shapes are then not those of the model.
+    """
+
+    card: Card
+    name: str
+    data: Mapping[str, Any]
+    rows: Callable[[Card], Any]
+    weights_of: WeightsOf
+    prefix: str = ""
+    ignored: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+    absent: tuple[str, ...] = ()
+    copies: frozenset[str] = field(default_factory=frozenset)
+    computed: frozenset[str] = field(default_factory=frozenset)
+    quantised: str | None = None
+
+    def table(self, card: Card | None = None) -> list[Link]:
+        """The table written out for a card; weights that no name stands for are left out."""
+        card = card or self.card
+        return written_out(self.rows(card), self.weights_of(card))[0]
+
+    def shapes(self, card: Card | None = None) -> dict[str, Shape]:
+        """Every tensor that the files of that model have: their name and shape."""
+        card = card or self.card
+        return foreign_shapes(self.table(card), self.weights_of(card))
+
+    def beside(self, found: Mapping[str, Shape], card: Card | None = None) -> Matched:
+        """The tensors of a file beside those."""
+        return matched(found, self.shapes(card), self.prefix, self.ignored, self.renamed, self.absent)
+
+    def plain(self, name: str) -> str:
+        """A name of the file without wrappers and prefix, as the family spells it now."""
+        return bare(name, self.renamed).removeprefix(self.prefix)
+
+
+def declared(gathered: Gathered, weights_of: WeightsOf) -> tuple[Declared | None, list[Finding]]:
+    """Read what the checkpoint says of itself; None where there is no config, or none that can be read as a card.
+
+    Raises:
+        ScantlingInputError: config.json is no JSON object.
+    """
+    if gathered.header is not None:
+        return _of_gguf(gathered, weights_of)
+    if gathered.config is None:
+        return None, []
+    data = read_json(gathered.config)
+    try:
+        found = _of_config(gathered, data, weights_of)
+        found.shapes()
+    except ScantlingInputError as error:
+        return None, [Finding("config_refused", str(error))]
+    findings = []
+    if found.quantised is not None:
+        text = f"the config says {found.quantised}; matrices are not compared with the model's"
+        findings.append(Finding("quantised", text))
+    return found, findings
+
+
+def _of_config(gathered: Gathered, data: Mapping[str, Any], weights_of: WeightsOf) -> Declared:
+    assert gathered.config is not None
+    where = str(gathered.config)
+    card, model_type = read_config(gathered.config)
+    kind = family(model_type, where)
+    other_head = () if card.head.kind == "lm" else kind.vocabulary_head
+    rows: tuple[Row, ...] = tuple(kind.rows(card))
+    copies = {*kind.copies, *(name.removeprefix(kind.prefix) for name in heads(rows) if card.tied)}
+    waves = isinstance(card.position, Sinusoidal) and card.position.table
+    tables = [row.theirs + ".weight" for row in rows if str(row.ours).endswith("position.table")] if waves else []
+    method = data.get("quantization_config")
+    return Declared(
+        card,
+        model_type,
+        data,
+        kind.rows,
+        weights_of,
+        kind.prefix,
+        (*kind.ignored, *other_head, *beyond(gathered.config, kind, card.n_layers)),
+        tuple(kind.renamed),
+        tuple(kind.absent),
+        frozenset(copies),
+        frozenset(name.removeprefix(kind.prefix) for name in tables),
+        str(method.get("quant_method")) if isinstance(method, Mapping) else None,
+    )
+
+
+def _of_gguf(gathered: Gathered, weights_of: WeightsOf) -> tuple[Declared | None, list[Finding]]:
+    header, where = gathered.header, str(gathered.where)
+    assert header is not None
+    try:
+        card = card_of_gguf(header.metadata, header.tensors, where)
+        kind = architecture(header.metadata, where)
+        name = str(header.metadata["general.architecture"])
+        ignored = tuple(name.replace(".", r"\.") for name in BESIDE)
+        found = Declared(card, name, header.metadata, kind.rows, weights_of, ignored=ignored)
+        found.shapes()
+    except ScantlingInputError as error:
+        return None, [Finding("config_refused", str(error))]
+    return found, []
