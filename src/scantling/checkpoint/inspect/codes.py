@@ -94,7 +94,9 @@ CODES: dict[str, Code] = {
     "wrapper_prefix": _warning(
         "names carry the prefix of a wrapper", "the state dict of a compiled or wrapped model was saved"
     ),
-    "old_names": _info("names are spelled as in the first files of the family", "the file is old"),
+    "other_names": _info(
+        "names are spelled in another way that the family knows", "the file was written by an older or newer program"
+    ),
     "family": _error("names and config are of different families", "the config of another model"),
     "names_unknown": _warning("no table of names knows these tensors", "a family that is not known here"),
     "tensor_missing": _error("tensors are missing", "the file is not complete, or the config is of another model"),

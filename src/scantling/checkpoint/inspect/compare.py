@@ -60,6 +60,9 @@ _CODES = {
 _CODES |= dict.fromkeys(("d_nope", "d_rope", "d_value", "kv_rank", "q_rank"), "latent")
 """What it means when tensors and config differ in a fact; facts that follow from others are left out."""
 
+_SIZES = frozenset({"width", "head_size", "kv_heads", "mlp_width", "latent"})
+"""What a part of the tensors shows as well as all of them."""
+
 
 @dataclass
 class Comparison:
@@ -72,7 +75,8 @@ class Comparison:
         card: of the config, with the sizes that the tensors show where they differ; None where there is no such card.
         changed: facts in which that card is not the config's.
         rebuilds: the card's model has exactly the tensors of the file.
-        weights: names in the file of the tensors that this model reads.
+        beside: names in the file of the tensors that this model reads, by their names in the family's table.
+        weights: the same names alone, or where there is no model those that have a meaning.
         copies: names in the file of a tied matrix that is stored again.
     """
 
@@ -82,6 +86,7 @@ class Comparison:
     card: Card | None = None
     changed: tuple[str, ...] = ()
     rebuilds: bool = False
+    beside: dict[str, str] = field(default_factory=dict)
     weights: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
     findings: list[Finding] = field(default_factory=list)
@@ -98,7 +103,7 @@ def compare(gathered: Gathered, declared: Declared | None) -> Comparison:
     found = Comparison(names, facts_of(names))
     if not shapes:
         found.card = declared.card if declared else None
-        found.said = None if declared is None else _facts(declared.shapes(), gathered)
+        found.said = None if declared is None else _facts(declared.shapes, gathered)
         return found
     found.findings += _about_names(found, gathered)
     if declared is None:
@@ -156,16 +161,16 @@ def _beside(found: Comparison, gathered: Gathered, declared: Declared, shapes: M
         for a, b in beside.twice[:8]
         if (b, a) not in found.named.twice
     ]
-    found.findings += _old_names(gathered, declared)
+    found.findings += _other_names(gathered, declared)
     found.copies = tuple(name for name in beside.extra if declared.plain(name) in declared.copies)
     computed = [name for name in beside.extra if declared.plain(name) in declared.computed]
     if beside.unread or computed:
         found.findings.append(Finding("tensor_ignored", grouped([*beside.unread, *computed])))
     aside = {*beside.unread, *computed, *found.copies}
     own = {name: shape for name, shape in shapes.items() if name not in aside}
-    found.weights = tuple(beside.names.values())
+    found.beside, found.weights = beside.names, tuple(beside.names.values())
     found.card = declared.card
-    found.said = _facts(declared.shapes(), gathered)
+    found.said = _facts(declared.shapes, gathered)
     if declared.quantised is not None:
         return
     if _is_other_family(found.named, declared):
@@ -182,13 +187,13 @@ def _is_other_family(names: Named, declared: Declared) -> bool:
     return bool(names.families) and declared.name not in names.families and 2 * names.known > total
 
 
-def _old_names(gathered: Gathered, declared: Declared) -> Iterator[Finding]:
+def _other_names(gathered: Gathered, declared: Declared) -> Iterator[Finding]:
     if not declared.renamed:
         return
     old = [name for name in gathered.tensors if bare(name) != bare(name, declared.renamed)]
     if old:
         new = bare(old[0], declared.renamed)
-        yield Finding("old_names", f"{len(old)} names such as {shown(old[0])}, which is now {shown(new)}")
+        yield Finding("other_names", f"{len(old)} names such as {shown(old[0])}, which stands for {shown(new)}")
 
 
 def _contradictions(
@@ -199,14 +204,14 @@ def _contradictions(
     file = found.file if len(own) == len(gathered.tensors) else _facts(own, gathered)
     differing = [key for key in _CODES if _differ(file.value(key), found.said.value(key))]
     if not gathered.complete:
-        differing = [key for key in differing if key not in ("layers", "tied")]
+        differing = [key for key in differing if _CODES[key] in _SIZES]
     if file.turned:
         found.findings.append(Finding("transposed", grouped(file.turned)))
     found.findings += [_contradiction(key, file, found.said, declared.card) for key in differing]
     card = corrected(declared.card, file, frozenset(differing)) if differing else declared.card
     if card is not None and differing:
         beside = declared.beside(own, card)
-        found.weights = tuple(beside.names.values())
+        found.beside, found.weights = beside.names, tuple(beside.names.values())
     leftover = list(_leftover(declared, card or declared.card, own, beside, file, found, gathered.complete))
     found.findings += leftover
     found.card, found.changed = card, tuple(differing)
@@ -233,7 +238,7 @@ def _leftover(
         yield Finding("tensor_extra", f"{len(extra):,} tensors: {grouped(extra)}")
     if file.turned or not beside.misshapen:
         return
-    wanted = declared.shapes(card)
+    wanted = declared.shapes_of(card)
     first = beside.misshapen[0]
     mine, right = list(own[beside.names[first]]), list(wanted[first])
     text = f"{grouped(beside.misshapen)}; {shown(beside.names[first])} is {mine} and the config asks for {right}"
@@ -304,7 +309,7 @@ def _ties(found: Comparison, gathered: Gathered, declared: Declared, beside: Mat
 
 def _stored_as(ours: str, declared: Declared, gathered: Gathered, beside: Matched) -> tuple[str, Stored] | None:
     """A weight of ours in the file: its name there and the tensor."""
-    link = next((link for link in declared.table() if link.ours == (ours,)), None)
+    link = next((link for link in declared.table if link.ours == (ours,)), None)
     name = None if link is None else beside.names.get(link.theirs[0])
     return None if name is None else (name, gathered.tensors[name])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from scantling.cards import Card
@@ -50,19 +51,37 @@ class Declared:
     computed: frozenset[str] = field(default_factory=frozenset)
     quantised: str | None = None
 
-    def table(self, card: Card | None = None) -> list[Link]:
-        """The table written out for a card; weights that no name stands for are left out."""
-        card = card or self.card
-        return written_out(self.rows(card), self.weights_of(card))[0]
+    @cached_property
+    def table(self) -> list[Link]:
+        """The table of names written out for the card."""
+        return self._written(self.card)[0]
 
-    def shapes(self, card: Card | None = None) -> dict[str, Shape]:
-        """Every tensor that the files of that model have: their name and shape."""
-        card = card or self.card
-        return foreign_shapes(self.table(card), self.weights_of(card))
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        """Every tensor that the files of the card's model have: their name and shape."""
+        return self.shapes_of(self.card)
+
+    def shapes_of(self, card: Card) -> dict[str, Shape]:
+        """The same of another card of this family."""
+        return foreign_shapes(*self._written(card))
+
+    def _written(self, card: Card) -> tuple[list[Link], Mapping[str, Shape]]:
+        weights = self.weights_of(card)
+        return written_out(self.rows(card), weights)[0], weights
 
     def beside(self, found: Mapping[str, Shape], card: Card | None = None) -> Matched:
         """The tensors of a file beside those."""
-        return matched(found, self.shapes(card), self.prefix, self.ignored, self.renamed, self.absent)
+        wanted = self.shapes if card is None else self.shapes_of(card)
+        return matched(found, wanted, self.prefix, self.ignored, self.renamed, self.absent)
+
+    def checked(self) -> Declared:
+        """Itself, if a model can be made of its card.
+
+        Raises:
+            ScantlingInputError: it cannot.
+        """
+        _ = self.shapes
+        return self
 
     def plain(self, name: str) -> str:
         """A name of the file without wrappers and prefix, as the family spells it now."""
@@ -81,8 +100,7 @@ def declared(gathered: Gathered, weights_of: WeightsOf) -> tuple[Declared | None
         return None, []
     data = read_json(gathered.config)
     try:
-        found = _of_config(gathered, data, weights_of)
-        found.shapes()
+        found = _of_config(gathered, data, weights_of).checked()
     except ScantlingInputError as error:
         return None, [Finding("config_refused", str(error))]
     findings = []
@@ -127,8 +145,7 @@ def _of_gguf(gathered: Gathered, weights_of: WeightsOf) -> tuple[Declared | None
         kind = architecture(header.metadata, where)
         name = str(header.metadata["general.architecture"])
         ignored = tuple(name.replace(".", r"\.") for name in BESIDE)
-        found = Declared(card, name, header.metadata, kind.rows, weights_of, ignored=ignored)
-        found.shapes()
+        found = Declared(card, name, header.metadata, kind.rows, weights_of, ignored=ignored).checked()
     except ScantlingInputError as error:
         return None, [Finding("config_refused", str(error))]
     return found, []

@@ -12,6 +12,8 @@ from scantling.checkpoint.names import Shape, Stack
 Value = int | str | bool | None
 SIDES = ("encoder", "decoder")
 _PLACES = {"norm": "in", "res_norm": "res", "out_norm": "out"}
+_READERS = ("attn.q.weight", "attn.k.weight", "attn.v.weight", "mlp.gate.weight", "mlp.up.weight")
+_WRITERS = ("attn.o.weight", "mlp.down.weight")
 _CAUSAL_MASK = re.compile(r"\.(attn|attention)\.bias$")
 _ANGLES = re.compile(r"\.rotary(_emb)?\.inv_freq$")
 
@@ -74,7 +76,7 @@ def _read(named: Named, reading: Reading) -> Facts:
     found += _merged([list(_mlp(view)) for view in views])
     found += _merged([list(_norms(view)) for view in views])
     found += [*_position(named, views), *_head(by_name, views)]
-    turned = [name for view in views for name in view.turned]
+    turned = [name for view in views for name in view.turned()]
     return Facts({fact.key: fact for fact in found}, roles, tuple(turned), beyond)
 
 
@@ -83,7 +85,6 @@ class _View:
 
     def __init__(self, side: str, roles: Mapping[str, Held], layers: list[int], width: int | None) -> None:
         self.side, self.roles, self.layers, self.width = side, roles, layers, width
-        self.turned: list[str] = []
 
     def role(self, part: str) -> Held | None:
         """Of a part of the blocks, such as ``attn.q.weight``."""
@@ -105,20 +106,28 @@ class _View:
 
     def reads(self, part: str) -> list[int]:
         """Rows of a matrix that reads the stream: its shape is (rows, d_model)."""
-        return [self._facing(part, shape, 1)[0] for shape in self.shapes(part) if len(shape) > 1]
+        return [self._facing(shape, 1)[0] for shape in self.shapes(part) if len(shape) > 1]
 
     def writes(self, part: str) -> list[int]:
         """Columns of a matrix that adds to the stream: its shape is (d_model, columns)."""
-        return [self._facing(part, shape, 0)[1] for shape in self.shapes(part) if len(shape) > 1]
+        return [self._facing(shape, 0)[1] for shape in self.shapes(part) if len(shape) > 1]
 
-    def _facing(self, part: str, shape: Shape, axis: int) -> Shape:
+    def _facing(self, shape: Shape, axis: int) -> Shape:
+        """(rows, columns), turned if only then the stream's width stands on its `axis`."""
         rows, columns = shape[-2:]
-        if self.width is None or (rows, columns)[axis] == self.width or (rows, columns)[1 - axis] != self.width:
-            return rows, columns
-        role = self.role(part)
-        assert role is not None
-        self.turned += [name for i, names in role.names.items() if role.shapes[i] == shape for name in names]
-        return columns, rows
+        return (columns, rows) if self._is_turned(shape, axis) else (rows, columns)
+
+    def _is_turned(self, shape: Shape, axis: int) -> bool:
+        sides = shape[-2:]
+        return len(sides) == 2 and self.width is not None and sides[axis] != self.width == sides[1 - axis]
+
+    def turned(self) -> list[str]:
+        """Names of matrices that are stored the other way round."""
+        out = []
+        for axis, parts in ((1, _READERS), (0, _WRITERS)):
+            for role in filter(None, map(self.role, parts)):
+                out += [n for i, shape in role.shapes.items() if self._is_turned(shape, axis) for n in role.names[i]]
+        return out
 
 
 def _layers(named: Named, roles: Mapping[str, Held]) -> tuple[dict[str, list[int]], tuple[tuple[str, int], ...]]:

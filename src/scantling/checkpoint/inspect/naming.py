@@ -146,9 +146,7 @@ def named(shapes: Mapping[str, Shape], *, gguf: bool) -> Named:
         reading = {group.pattern: group.roles for group in own}
         return Named(None, ("scantling",), ("scantling",), own, (reading,), twice, wrappers)
     scored: list[tuple[int, int, int, Naming, dict[str, _Hit | None]]] = []
-    for naming in namings():
-        if naming.gguf != gguf:
-            continue
+    for naming in namings(gguf):
         found = {pattern: _looked_up(naming, pattern) for pattern in groups}
         known = sum(len(groups[pattern].members) for pattern, hit in found.items() if hit is not None)
         if known:
@@ -278,20 +276,21 @@ def _place(role: Role) -> str | None:
 
 
 @cache
-def namings() -> tuple[Naming, ...]:
-    """Every table of names there is, once for each set of families that share it."""
+def namings(gguf: bool) -> tuple[Naming, ...]:
+    """Every table of names there is in one of the two formats, once for each set of families that share it."""
     found: dict[tuple[Any, ...], list[str]] = {}
-    for name, family in FAMILIES.items():
-        ignored = (*family.ignored, *(family.vocabulary_head if family.stacks == "encoder" else ()))
-        for rows in _tables(family.rows, family.stacks):
-            key = (False, family.prefix, rows, tuple(ignored), tuple(family.renamed))
-            found.setdefault(key, []).append(name)
-    for name, architecture in ARCHITECTURES.items():
-        for rows in _tables(architecture.rows, "encoder" if name == "bert" else "decoder"):
-            found.setdefault((True, "", rows, (), ()), []).append(name)
+    if gguf:
+        for name, architecture in ARCHITECTURES.items():
+            for rows in _tables(architecture.rows, "encoder" if name == "bert" else "decoder"):
+                found.setdefault(("", rows, (), ()), []).append(name)
+    else:
+        for name, family in FAMILIES.items():
+            ignored = (*family.ignored, *(family.vocabulary_head if family.stacks == "encoder" else ()))
+            for rows in _tables(family.rows, family.stacks):
+                found.setdefault((family.prefix, rows, ignored, tuple(family.renamed)), []).append(name)
     return tuple(
         Naming(tuple(names), gguf, prefix, _table(rows), ignored, renamed)
-        for (gguf, prefix, rows, ignored, renamed), names in found.items()
+        for (prefix, rows, ignored, renamed), names in found.items()
     )
 
 

@@ -1,0 +1,300 @@
+"""A checkpoint from its headers: what it is, what its config says, and whether the two agree."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scantling.assembly import assemble
+from scantling.cards import Card, is_preset
+from scantling.cards.schema import Learned, MoE, MultiHead, Relative, RoPE
+from scantling.checkpoint.header import HEADER_LIMIT
+from scantling.checkpoint.inspect.checks import checks, qk_layout
+from scantling.checkpoint.inspect.codes import SEVERITIES, Finding
+from scantling.checkpoint.inspect.compare import Comparison, compare
+from scantling.checkpoint.inspect.declared import Declared, declared
+from scantling.checkpoint.inspect.facts import Fact, Value
+from scantling.checkpoint.inspect.gather import Gathered, dtype_of, gather
+from scantling.checkpoint.inspect.parts import part_of
+from scantling.checkpoint.inspect.reproduce import card_text, order, partial, quantised, reproduction
+from scantling.errors import ScantlingInputError
+from scantling.study.facts import reach
+
+Progress = Callable[[str, int, int], None]
+"""Called with a file's name, the bytes read of all files, and how many there are."""
+_CHUNK = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Line:
+    """One fact on both sides.
+
+    Attributes:
+        tensors: what names and shapes show; None is unknown.
+        config: what the config says of the same thing; None where it says nothing.
+    """
+
+    fact: Fact
+    config: Value
+
+    @property
+    def tensors(self) -> Value:
+        """What names and shapes show; None is unknown."""
+        return self.fact.value
+
+    @property
+    def agree(self) -> bool | None:
+        """Whether both sides say the same; None where one says nothing."""
+        return None if self.tensors is None or self.config is None else self.tensors == self.config
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Tensors of one dtype or kind of block; `numel` and `nbytes` are sums."""
+
+    dtype: str
+    tensors: int
+    numel: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Everything about one checkpoint.
+
+    Attributes:
+        card: that rebuilds its model; None where there is no such card.
+        lines: what tensors show beside what the config says.
+        by_part: numbers in the tensors that belong to the model, by part.
+        kinds: the same tensors by dtype.
+        families: model types whose names the tensors have, those first that have few others.
+        layout: how rotated pairs lie in the rows of queries and keys, in words; None where nothing is turned.
+        checksums: sha256 by file, where they were asked for.
+    """
+
+    gathered: Gathered
+    declared: Declared | None
+    card: Card | None
+    changed: tuple[str, ...]
+    comparison: Comparison
+    lines: tuple[Line, ...]
+    by_part: Mapping[str, int]
+    kinds: tuple[Kind, ...]
+    families: tuple[str, ...]
+    layout: str | None
+    findings: tuple[Finding, ...]
+    checksums: Mapping[str, str]
+
+    @property
+    def total(self) -> int:
+        """Numbers in all tensors of the model."""
+        return sum(kind.numel for kind in self.kinds)
+
+    @property
+    def ok(self) -> bool:
+        """No finding is an error."""
+        return all(finding.severity != "error" for finding in self.findings)
+
+    @property
+    def quantisation(self) -> str:
+        """Kinds of blocks, the method of the config, none, or unknown."""
+        weights = [self.gathered.tensors[name] for name in self.comparison.weights]
+        return quantised(self.gathered, self.declared, weights)
+
+    def card_yaml(self) -> str:
+        """The reproduction card.
+
+        Raises:
+            ScantlingInputError: there is no card that rebuilds the model.
+        """
+        if self.card is None:
+            raise ScantlingInputError(f"{self.gathered.where}: no card rebuilds these tensors: {self.why_no_card()}")
+        return card_text(self.card, self.changed, self.comparison.file)
+
+    def why_no_card(self) -> str:
+        """What stands in the way of a card."""
+        if self.declared is None:
+            return "there is no config that could be read, and tensors alone do not tell everything"
+        errors = [finding.message for finding in self.findings if finding.severity == "error"]
+        return errors[0] if errors else "their shapes are not compared"
+
+    def partial(self) -> dict[str, Any]:
+        """The sections of a card as far as the tensors alone show them, with ``unknown`` for the rest."""
+        kinds = [kind.dtype for kind in sorted(self.kinds, key=lambda kind: -kind.numel)]
+        return partial(self.comparison.file, kinds[0] if kinds else "unknown")
+
+
+def inspect(
+    path: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    hashes: bool = False,
+    header_limit: int = HEADER_LIMIT,
+    progress: Progress | None = None,
+) -> Inspection:
+    """Look into a checkpoint: headers, config, and a few rows where headers cannot tell.
+
+    Args:
+        path: a folder, a .safetensors or .gguf file, an index or a config.json.
+        revision: of a hub id.
+        hashes: also compute the sha256 of every file of weights, which reads all of it.
+        header_limit: bytes of the longest safetensors header accepted.
+        progress: called while files are hashed.
+
+    Raises:
+        ScantlingInputError: there is no such checkpoint, or a file is malformed.
+    """
+    gathered = _gathered(os.fspath(path), header_limit)
+    said, findings = declared(gathered, lambda card: assemble(card).named_stored)
+    found = compare(gathered, said)
+    layout, more = (None, []) if said is None else qk_layout(gathered, said, found)
+    every = [*gathered.findings, *findings, *found.findings, *checks(gathered, said, found), *more]
+    every.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    return Inspection(
+        gathered,
+        said,
+        reproduction(gathered, said, found),
+        found.changed,
+        found,
+        tuple(_lines(found, said)),
+        _by_part(gathered, found),
+        _kinds(gathered, found),
+        found.named.families,
+        layout,
+        tuple(every),
+        _checksums(gathered, progress) if hashes else {},
+    )
+
+
+def _gathered(name: str, limit: int) -> Gathered:
+    path = Path(name)
+    if not name:
+        raise ScantlingInputError("the path is empty")
+    if not os.path.lexists(path):
+        if is_preset(name):
+            raise ScantlingInputError(f"{name} is a preset and has no checkpoint: `scantling card {name}` prints it")
+        raise ScantlingInputError(f"{name}: no such file or folder")
+    if path.suffix in (".yaml", ".yml"):
+        raise ScantlingInputError(f"{name}: a card has no tensors; a folder, a .safetensors or a .gguf file is needed")
+    return gather(path, limit=limit)
+
+
+def _lines(found: Comparison, said: Declared | None) -> list[Line]:
+    stated = {} if said is None else _stated(said.card)
+    keys = list(dict.fromkeys([*found.file.facts, *(found.said.facts if found.said else {})]))
+    lines = []
+    for key in keys:
+        by_config = stated.get(key) if key in stated else found.said.value(key) if found.said else None
+        fact = found.file.facts.get(key)
+        if fact is None:
+            assert found.said is not None
+            fact = Fact(key, found.said.facts[key].what, None)
+        lines.append(Line(fact, by_config))
+    return lines
+
+
+def _stated(card: Card) -> dict[str, Value]:
+    """What a card says of facts that tensors often do not show."""
+    out: dict[str, Value] = {"norm": str(card.norm.__struct_config__.tag), "head": card.head.kind}
+    attention, position = card.attention, card.position
+    if isinstance(attention, MultiHead):
+        side = None if card.decoder is None else card.decoder.attention
+        if side is None:
+            out |= {"heads": attention.n_heads, "kv_heads": attention.n_kv_heads, "d_head": attention.d_head}
+    out["residual"] = "parallel, one norm" if card.residual.shared_norm else None
+    if card.residual.parallel and not card.residual.shared_norm:
+        out["residual"] = "parallel"
+    if not card.residual.parallel:
+        out["residual"] = "sequential"
+    out["position"] = "table" if isinstance(position, Learned) else str(position.__struct_config__.tag)
+    out["head"] = "labels" if card.head.kind in ("tokens", "sequence", "replaced") else card.head.kind
+    out["context"] = card.context
+    return out
+
+
+def _by_part(gathered: Gathered, found: Comparison) -> dict[str, int]:
+    parts: Counter[str] = Counter()
+    weights = set(found.weights)
+    for names, role in found.file.roles.items():
+        for stored in role.names.values():
+            parts[part_of(names[0])] += sum(gathered.tensors[name].numel for name in stored if name in weights)
+    return {part: n for part, n in parts.most_common() if n}
+
+
+def _kinds(gathered: Gathered, found: Comparison) -> tuple[Kind, ...]:
+    groups: dict[str, list[int]] = {}
+    for name in found.weights:
+        tensor = gathered.tensors[name]
+        sums = groups.setdefault(dtype_of(tensor), [0, 0, 0])
+        sums[0] += 1
+        sums[1] += tensor.numel
+        sums[2] += tensor.nbytes
+    kinds = (Kind(dtype, *sums) for dtype, sums in groups.items())
+    return tuple(sorted(kinds, key=lambda kind: -kind.nbytes))
+
+
+def _checksums(gathered: Gathered, progress: Progress | None) -> dict[str, str]:
+    total, done, out = sum(file.nbytes for file in gathered.files), 0, {}
+    for file in gathered.files:
+        digest = hashlib.sha256()
+        with open(file.path, "rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+                done += len(chunk)
+                if progress is not None:
+                    progress(file.path.name, done, total)
+        out[file.path.name] = digest.hexdigest()
+    return out
+
+
+def checklist(found: Inspection) -> dict[str, Value | float]:
+    """What a reader of a checkpoint looks at first: width, heads, layers, expansion, split, position, reach, order."""
+    card = found.card or (found.declared.card if found.declared else None)
+    facts = found.comparison.file
+    split = {part: n / found.total for part, n in found.by_part.items()} if found.total else {}
+    mlp = sum(share for part, share in split.items() if part in ("mlp", "experts", "router"))
+    out: dict[str, Value | float] = {
+        "width": facts.value("d_model"),
+        "heads": facts.value("heads"),
+        "layers": facts.value("layers"),
+        "expansion": None,
+        "attention share": split.get("attention"),
+        "MLP share": mlp or None,
+        "position": facts.value("position"),
+        "attention": facts.value("attention"),
+        "residual order": facts.value("norm_at"),
+    }
+    return out if card is None else out | _of_card(card)
+
+
+def _of_card(card: Card) -> dict[str, Value | float]:
+    model, attention, position = assemble(card), card.attention, card.position
+    heads = str(attention.n_heads)
+    if isinstance(attention, MultiHead):
+        heads += f" of {attention.d_head}, {attention.n_kv_heads} KV heads"
+    inner = card.mlp.expert if isinstance(card.mlp, MoE) else card.mlp
+    kind = str(position.__struct_config__.tag)
+    more = ""
+    if isinstance(position, RoPE):
+        scaling = "" if position.scaling is None else f", {position.scaling.__struct_config__.tag} scaling"
+        more = f", base {position.theta:,g}{scaling}"
+    elif isinstance(position, Learned):
+        more = f", {card.context:,} positions"
+    elif isinstance(position, Relative):
+        more = f", {position.buckets} buckets"
+    layers = [len(stack.blocks) for stack in model.stacks.values()]
+    parallel = ", parallel" if card.residual.parallel else ""
+    return {
+        "width": card.d_model,
+        "heads": heads,
+        "layers": layers[0] if len(layers) == 1 else " + ".join(map(str, layers)),
+        "expansion": (inner.d_ff or 0) / card.d_model,
+        "position": f"{kind}{more}",
+        "attention": f"{attention.__struct_config__.tag}, {reach(model)}",
+        "residual order": f"{order(card)}-norm{parallel}" if order(card) in ("pre", "post") else order(card) + parallel,
+    }
