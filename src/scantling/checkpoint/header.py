@@ -8,6 +8,7 @@ checked against the file.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
@@ -43,6 +44,12 @@ DTYPES = {
     "BOOL": "bool",
 }
 _FIELDS = ("dtype", "shape", "data_offsets")
+_NUMBER = r"(?:0|[1-9][0-9]{0,18})"
+_PLAIN_ENTRY = re.compile(
+    rf'\{{"dtype":"([A-Z0-9_]+)","shape":\[((?:{_NUMBER}(?:,{_NUMBER}){{0,63}})?)\],'
+    rf'"data_offsets":\[({_NUMBER}),({_NUMBER})\]\}}'
+)
+"""An entry as the library writes it; any other spelling is read as JSON."""
 _PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 
 
@@ -97,14 +104,23 @@ def _header_bytes(path: Path, file: BinaryIO, size: int, limit: int) -> bytes:
     return raw
 
 
+def _fields(text: JsonReader, where: str) -> tuple[object, object, object]:
+    """dtype, shape and data_offsets as they stand."""
+    at = text.pos
+    if plain := _PLAIN_ENTRY.match(text.text, at):
+        text.pos = plain.end()
+        return plain[1], [int(size) for size in plain[2].split(",") if size], [int(plain[3]), int(plain[4])]
+    entry = text.small(f"the entry of {where}", _ENTRY_CHARS)
+    if not isinstance(entry, dict) or entry.keys() != set(_FIELDS):
+        _fail_fields(text, where, entry, at)
+    return entry["dtype"], entry["shape"], entry["data_offsets"]
+
+
 def _entry(text: JsonReader, name: str, data_start: int) -> TensorInfo:
     where = f"tensor {shown(name)}"
     text.peek()
     at = text.pos
-    entry = text.small(f"the entry of {where}", _ENTRY_CHARS)
-    if not isinstance(entry, dict) or entry.keys() != set(_FIELDS):
-        _fail_fields(text, where, entry, at)
-    code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    code, shape, offsets = _fields(text, where)
     if not isinstance(code, str) or code not in DTYPES:
         hint = nearest(code, DTYPES) if isinstance(code, str) else ""
         text.fail(f"{where} has dtype {shown(code)}, which is none of {', '.join(DTYPES)}{hint}", at)

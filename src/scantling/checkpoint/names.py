@@ -11,6 +11,7 @@ from typing import Any
 Shape = tuple[int, ...]
 
 
+@dataclass(frozen=True)
 class Transform:
     """An invertible change of layout between their tensors and ours. This one changes nothing."""
 

@@ -44,10 +44,13 @@ def _read_index(path: Path) -> tuple[dict[str, str], int | None]:
     total: object = None
     for key in text.members("the index", "key"):
         if key == "weight_map":
-            weight_map = {}
+            weight_map, checked = {}, set()
             for name in text.members("weight_map", "tensor name"):
                 at = text.pos
-                weight_map[name] = _plain_name(text, text.string(f"the shard of tensor {shown(name)}"), name, at)
+                shard = text.string("the shard of a tensor")
+                if shard not in checked:
+                    checked.add(_plain_name(text, shard, name, at))
+                weight_map[name] = shard
         else:
             value = text.small(f"the value of {shown(key)}", _INDEX_EXTRA_CHARS)
             if key == "metadata" and isinstance(value, dict):

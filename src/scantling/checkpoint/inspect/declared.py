@@ -52,22 +52,23 @@ class Declared:
     quantised: str | None = None
 
     @cached_property
+    def _weights(self) -> Mapping[str, Shape]:
+        return self.weights_of(self.card)
+
+    @cached_property
     def table(self) -> list[Link]:
         """The table of names written out for the card."""
-        return self._written(self.card)[0]
+        return written_out(self.rows(self.card), self._weights)[0]
 
     @cached_property
     def shapes(self) -> dict[str, Shape]:
         """Every tensor that the files of the card's model have: their name and shape."""
-        return self.shapes_of(self.card)
+        return foreign_shapes(self.table, self._weights)
 
     def shapes_of(self, card: Card) -> dict[str, Shape]:
         """The same of another card of this family."""
-        return foreign_shapes(*self._written(card))
-
-    def _written(self, card: Card) -> tuple[list[Link], Mapping[str, Shape]]:
         weights = self.weights_of(card)
-        return written_out(self.rows(card), weights)[0], weights
+        return foreign_shapes(written_out(self.rows(card), weights)[0], weights)
 
     def beside(self, found: Mapping[str, Shape], card: Card | None = None) -> Matched:
         """The tensors of a file beside those."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from itertools import product
 from typing import Any
 
@@ -13,6 +13,7 @@ from scantling.cards import Card
 from scantling.cards.read import from_dict
 from scantling.checkpoint.families import FAMILIES
 from scantling.checkpoint.families.gguf import ARCHITECTURES
+from scantling.checkpoint.families.gguf.bert import BERT
 from scantling.checkpoint.families.gguf.rope import BESIDE
 from scantling.checkpoint.matching import WRAPPERS
 from scantling.checkpoint.names import Row, Shape, Transform
@@ -21,6 +22,7 @@ _Hit = tuple[str, tuple["Role", ...]]
 Reading = Mapping[str, tuple["Role", ...]]
 _OWN = re.compile(r"(embed|target_embed|widen|encoder|decoder|head)\.")
 _HOLE = "{}"
+_NUMBER = re.compile(r"(?<![^.])[0-9]{1,9}(?![^.])")
 
 
 @dataclass(frozen=True)
@@ -44,16 +46,21 @@ class Naming:
     Attributes:
         families: model types, or architectures of GGUF.
         gguf: whether they are names of GGUF files.
-        table: roles by foreign name with holes; of two roles of one name the shapes or the other names decide.
+        rows: their table of names.
         ignored: patterns, without the prefix, of names that carry no weights.
     """
 
     families: tuple[str, ...]
     gguf: bool
     prefix: str
-    table: Mapping[str, tuple[Role, ...]]
+    rows: tuple[Row, ...]
     ignored: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def table(self) -> Mapping[str, tuple[Role, ...]]:
+        """Roles by foreign name with holes; of two roles of one name the other names of the file decide."""
+        return _table(self.rows)
 
 
 @dataclass
@@ -127,12 +134,8 @@ def collapsed(name: str) -> tuple[str, tuple[int, ...]]:
     >>> collapsed("h.11.attn.c_attn.weight")
     ('h.{}.attn.c_attn.weight', (11,))
     """
-    pieces = name.split(".")
-    numbers = tuple(int(piece) for piece in pieces if piece.isdecimal() and piece.isascii() and len(piece) < 10)
-    if not numbers:
-        return name, ()
-    holes = (_HOLE if piece.isdecimal() and piece.isascii() and len(piece) < 10 else piece for piece in pieces)
-    return ".".join(holes), numbers
+    numbers = tuple(map(int, _NUMBER.findall(name)))
+    return (_NUMBER.sub(_HOLE, name), numbers) if numbers else (name, ())
 
 
 def named(shapes: Mapping[str, Shape], *, gguf: bool) -> Named:
@@ -146,7 +149,7 @@ def named(shapes: Mapping[str, Shape], *, gguf: bool) -> Named:
         reading = {group.pattern: group.roles for group in own}
         return Named(None, ("scantling",), ("scantling",), own, (reading,), twice, wrappers)
     scored: list[tuple[int, int, int, Naming, dict[str, _Hit | None]]] = []
-    for naming in namings(gguf):
+    for naming in _promising(groups, gguf):
         found = {pattern: _looked_up(naming, pattern) for pattern in groups}
         known = sum(len(groups[pattern].members) for pattern, hit in found.items() if hit is not None)
         if known:
@@ -235,16 +238,21 @@ def held(named: Named, reading: Reading) -> dict[tuple[str, ...], Held]:
     places = {_place(role) for role in sure} - {None}
     out: dict[tuple[str, ...], Held] = {}
     for group in named.groups:
+        roles = reading.get(group.pattern, ())
+        fixed = all(type(index) is str for role in roles for index in role.indices)
+        role = _role(roles, next(iter(group.members)), places) if fixed else None
         for numbers, shape in group.members.items():
-            role = _role(reading.get(group.pattern, ()), numbers, places)
+            role = role if fixed else _role(roles, numbers, places)
             if role is None:
                 continue
             one = out.get(role.ours)
             if one is None:
                 one = out[role.ours] = Held(role.ours, role.transform)
-            layer = next((n for n, index in zip(numbers, role.indices, strict=True) if index == "i"), NO_LAYER)
-            one.shapes[layer] = role.transform.as_ours(shape)
-            one.names.setdefault(layer, []).append(group.names[numbers])
+            layer = numbers[role.indices.index("i")] if "i" in role.indices else NO_LAYER
+            if layer not in one.shapes:
+                one.shapes[layer] = role.transform.as_ours(shape)
+                one.names[layer] = []
+            one.names[layer].append(group.names[numbers])
     return out
 
 
@@ -275,34 +283,76 @@ def _place(role: Role) -> str | None:
     return None if found is None else (found[1] or "in")
 
 
+def _promising(groups: Mapping[str, Group], gguf: bool) -> Iterator[Naming]:
+    """The tables of every family whose first one knows any of the names, once for each set that shares a table."""
+    found: dict[Naming, list[str]] = {}
+    for name in ARCHITECTURES if gguf else FAMILIES:
+        first = _first_naming(name, gguf)
+        if any(_looked_up(first, pattern) for pattern in groups):
+            for naming in _namings(name, gguf):
+                found.setdefault(naming, []).append(name)
+    for naming, names in found.items():
+        yield replace(naming, families=tuple(names))
+
+
 @cache
-def namings(gguf: bool) -> tuple[Naming, ...]:
-    """Every table of names there is in one of the two formats, once for each set of families that share it."""
-    found: dict[tuple[Any, ...], list[str]] = {}
-    if gguf:
-        for name, architecture in ARCHITECTURES.items():
-            for rows in _tables(architecture.rows, "encoder" if name == "bert" else "decoder"):
-                found.setdefault(("", rows, (), ()), []).append(name)
-    else:
-        for name, family in FAMILIES.items():
-            ignored = (*family.ignored, *(family.vocabulary_head if family.stacks == "encoder" else ()))
-            for rows in _tables(family.rows, family.stacks):
-                found.setdefault((family.prefix, rows, ignored, tuple(family.renamed)), []).append(name)
-    return tuple(
-        Naming(tuple(names), gguf, prefix, _table(rows), ignored, renamed)
-        for (prefix, rows, ignored, renamed), names in found.items()
-    )
-
-
-def _tables(rows: Any, stacks: str) -> Iterator[tuple[Row, ...]]:
+def _namings(name: str, gguf: bool) -> tuple[Naming, ...]:
     """The different tables that a family has for different cards."""
-    yield from dict.fromkeys(tuple(rows(card)) for card in _cards(stacks))
+    stacks = _stacks(name, gguf)
+    return tuple(dict.fromkeys(_naming(name, gguf, card) for card in _cards(stacks)))
+
+
+@cache
+def _first_naming(name: str, gguf: bool) -> Naming:
+    return _naming(name, gguf, _first_card(_stacks(name, gguf)))
+
+
+def _stacks(name: str, gguf: bool) -> str:
+    if gguf:
+        return "encoder" if ARCHITECTURES[name] is BERT else "decoder"
+    return FAMILIES[name].stacks
+
+
+def _naming(name: str, gguf: bool, card: Card) -> Naming:
+    if gguf:
+        return Naming((), True, "", tuple(ARCHITECTURES[name].rows(card)))
+    family = FAMILIES[name]
+    other_heads = family.vocabulary_head if family.stacks == "encoder" else ()
+    ignored = (*family.ignored, *other_heads)
+    return Naming((), False, family.prefix, tuple(family.rows(card)), ignored, tuple(family.renamed))
+
+
+Choice = tuple[str, bool, dict[str, Any], str]
+"""The head's kind, whether it is tied, norms and residual, the MLP's kind: what a table of names may depend on."""
+
+
+@cache
+def _first_card(stacks: str) -> Card:
+    return _probe(stacks, *_choices(stacks)[0])
 
 
 @cache
 def _cards(stacks: str) -> tuple[Card, ...]:
-    """Small cards that differ in whatever a table of names may depend on."""
-    common = {
+    return tuple(_probe(stacks, *choice) for choice in _choices(stacks))
+
+
+@cache
+def _choices(stacks: str) -> tuple[Choice, ...]:
+    heads = ["lm"] if stacks != "encoder" else ["lm", "none", "tokens", "sequence", "replaced"]
+    norm = {"kind": "layernorm", "eps": 1e-5}
+    residuals: list[dict[str, Any]] = [{"norm": norm}, {"norm": {**norm, "at": ["out"]}}]
+    if stacks == "decoder":
+        residuals += [{"norm": norm, "residual": {"parallel": True, "shared_norm": shared}} for shared in (False, True)]
+    mlps = ["plain", "gated"] if stacks == "encoder-decoder" else ["plain"]
+    every = product(heads, (False, True), residuals, mlps)
+    return tuple((head, tied, residual, mlp) for head, tied, residual, mlp in every if head == "lm" or not tied)
+
+
+def _probe(stacks: str, head: str, tied: bool, residual: Mapping[str, Any], mlp: str) -> Card:
+    """A small card that is never built."""
+    sections = {"kind": head} | ({"n_labels": 2} if head in ("tokens", "sequence") else {})
+    sections |= {"pool": "first"} if head == "sequence" else {}
+    data = {
         "name": "probe",
         "family": stacks,
         "n_layers": 1,
@@ -311,25 +361,16 @@ def _cards(stacks: str) -> tuple[Card, ...]:
         "context": 4,
         "attention": {"kind": "multi_head", "n_heads": 2},
         "position": {"kind": "none"},
+        "mlp": {"kind": mlp, "act": "relu", "d_ff": 4},
+        "head": sections,
+        "tied": tied,
+        **residual,
     }
-    plain, gated = ({"kind": kind, "act": "relu", "d_ff": 4} for kind in ("plain", "gated"))
-    norm = {"kind": "layernorm", "eps": 1e-5}
-    kinds: Sequence[str] = ["lm"] if stacks != "encoder" else ["lm", "none", "tokens", "sequence", "replaced"]
-    residuals: list[dict[str, Any]] = [{"norm": norm}, {"norm": {**norm, "at": ["out"]}}]
-    if stacks == "decoder":
-        residuals += [{"norm": norm, "residual": {"parallel": True, "shared_norm": shared}} for shared in (False, True)]
-    mlps = [plain, gated] if stacks == "encoder-decoder" else [plain]
-    made = []
-    for kind, residual, mlp, tied in product(kinds, residuals, mlps, (True, False)):
-        if tied and kind != "lm":
-            continue
-        head = {"kind": kind} | ({"n_labels": 2} if kind in ("tokens", "sequence") else {})
-        head |= {"pool": "first"} if kind == "sequence" else {}
-        made.append(from_dict({**common, **residual, "mlp": mlp, "head": head, "tied": tied}, "a probe"))
-    return tuple(made)
+    return from_dict(data, "a probe")
 
 
-def _table(rows: Sequence[Row]) -> dict[str, tuple[Role, ...]]:
+@cache
+def _table(rows: tuple[Row, ...]) -> Mapping[str, tuple[Role, ...]]:
     table: dict[str, tuple[Role, ...]] = {}
     for row in rows:
         bases = (row.ours,) if isinstance(row.ours, str) else row.ours
