@@ -6,13 +6,15 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from scantling.assembly import assemble
 from scantling.cards import Card, is_preset
 from scantling.cards.schema import Learned, MoE, MultiHead, Relative, RoPE
+from scantling.checkpoint.files import is_address, open_regular
 from scantling.checkpoint.header import HEADER_LIMIT
 from scantling.checkpoint.inspect.checks import checks, qk_layout
 from scantling.checkpoint.inspect.codes import SEVERITIES, Finding
@@ -28,6 +30,7 @@ from scantling.study.facts import reach
 Progress = Callable[[str, int, int], None]
 """Called with a file's name, the bytes read of all files, and how many there are."""
 _CHUNK = 4 * 2**20
+_SUFFIXES = (".safetensors", ".gguf", ".json", ".bin", ".pt", ".pth", ".pkl", ".ckpt", ".yaml", ".yml")
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,42 @@ def inspect(
     Raises:
         ScantlingInputError: there is no such checkpoint, or a file is malformed.
     """
-    gathered = _gathered(os.fspath(path), header_limit)
+    name = os.fspath(path)
+    if is_address(name) or _is_hub_id(name):
+        if hashes:
+            raise ScantlingInputError(f"{name}: --hash reads all of a file, and this one is on another machine")
+        return _elsewhere(name, revision, header_limit)
+    if revision is not None:
+        raise ScantlingInputError(f"--revision goes with a hub id, and {name!r} is none")
+    gathered = _gathered(name, header_limit)
+    return _inspected(gathered, _checksums(gathered, progress) if hashes else {})
+
+
+def _is_hub_id(name: str) -> bool:
+    bare = name.count("/") == 1 and not name.startswith((".", "/")) and not name.endswith("/")
+    return bare and not os.path.lexists(name) and Path(name).suffix not in _SUFFIXES
+
+
+def _elsewhere(name: str, revision: str | None, limit: int) -> Inspection:
+    from scantling.checkpoint.inspect.elsewhere import gather_address, hub_address, name_of
+    from scantling.checkpoint.remote import Address
+
+    address = Address(name) if is_address(name) else hub_address(name, revision)
+    with TemporaryDirectory() as made:
+        folder = Path(made) / name_of(address)
+        folder.mkdir()
+
+        def renamed(text: str) -> str:
+            return text.replace(str(folder / "_")[:-1], str(address.with_name("")))
+
+        try:
+            found = _inspected(gather_address(address, folder, limit=limit), {})
+        except ScantlingInputError as error:
+            raise ScantlingInputError(renamed(str(error))) from None
+        return replace(found, findings=tuple(replace(f, message=renamed(f.message)) for f in found.findings))
+
+
+def _inspected(gathered: Gathered, checksums: Mapping[str, str]) -> Inspection:
     said, findings = declared(gathered, lambda card: assemble(card).named_stored)
     found = compare(gathered, said)
     layout, more = (None, []) if said is None else qk_layout(gathered, said, found)
@@ -167,7 +205,7 @@ def inspect(
         found.named.families,
         layout,
         tuple(every),
-        _checksums(gathered, progress) if hashes else {},
+        checksums,
     )
 
 
@@ -242,7 +280,8 @@ def _checksums(gathered: Gathered, progress: Progress | None) -> dict[str, str]:
     total, done, out = sum(file.nbytes for file in gathered.files), 0, {}
     for file in gathered.files:
         digest = hashlib.sha256()
-        with open(file.path, "rb") as stream:
+        stream, _ = open_regular(file.path)
+        with stream:
             while chunk := stream.read(_CHUNK):
                 digest.update(chunk)
                 done += len(chunk)

@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from scantling.checkpoint.files import CONVERT, foreign_kind, open_regular, refuse
+from scantling.checkpoint.files import CONVERT, Elsewhere, Place, foreign_kind, open_regular, refuse
 from scantling.checkpoint.files import shown as shown
 from scantling.checkpoint.strict_json import JsonReader, natural
 from scantling.errors import nearest
@@ -60,7 +60,7 @@ class TensorInfo:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    file: Path
+    file: Place
     start: int
     nbytes: int
 
@@ -74,12 +74,12 @@ class TensorInfo:
 class SafetensorsHeader:
     """The header of one file: tensors by name in header order, and ``__metadata__``."""
 
-    path: Path
+    path: Place
     tensors: dict[str, TensorInfo]
     metadata: dict[str, str]
 
 
-def _header_bytes(path: Path, file: BinaryIO, size: int, limit: int) -> bytes:
+def _header_bytes(path: Place, file: BinaryIO, size: int, limit: int) -> bytes:
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little")
     problem = None
@@ -149,7 +149,7 @@ def _fail_fields(text: JsonReader, where: str, entry: object, at: int) -> NoRetu
     text.fail(f"{where} has an unknown field {shown(field)}{nearest(field, _FIELDS)}", at)
 
 
-def _check_coverage(path: Path, tensors: Iterable[TensorInfo], data_start: int, size: int) -> None:
+def _check_coverage(path: Place, tensors: Iterable[TensorInfo], data_start: int, size: int) -> None:
     """The ranges must tile the buffer, as the format asks ("no holes")."""
     ordered = sorted(tensors, key=lambda info: (info.start, info.nbytes))
     if ordered:
@@ -174,12 +174,12 @@ def _check_coverage(path: Path, tensors: Iterable[TensorInfo], data_start: int, 
         refuse(path, f"{size - expected} bytes follow byte {expected}, where {before} ends and the file should end")
 
 
-def _refuse_pickle(path: Path) -> None:
+def _refuse_pickle(path: Place) -> None:
     if path.suffix.lower() in _PICKLE_SUFFIXES:
         refuse(path, f"is named {path.suffix}, the name of Python pickles; {CONVERT}")
 
 
-def read_safetensors(path: str | os.PathLike[str], *, limit: int = HEADER_LIMIT) -> SafetensorsHeader:
+def read_safetensors(path: str | os.PathLike[str] | Elsewhere, *, limit: int = HEADER_LIMIT) -> SafetensorsHeader:
     """Read and check the header of one safetensors file.
 
     `limit` is the longest header accepted, in bytes; the format's own 100,000,000 bounds it.
@@ -187,7 +187,7 @@ def read_safetensors(path: str | os.PathLike[str], *, limit: int = HEADER_LIMIT)
     Raises:
         ScantlingInputError: the file is not safetensors, is cut short, or its header is not true of its bytes.
     """
-    path = Path(path)
+    path = path if isinstance(path, Elsewhere) else Path(path)
     _refuse_pickle(path)
     file, size = open_regular(path)
     with file:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NoReturn
 
-from scantling.checkpoint.files import CONVERT, foreign_kind, listed, open_regular, refuse, shown
+from scantling.checkpoint.files import CONVERT, Place, exists, foreign_kind, listed, open_regular, refuse, shown
 from scantling.checkpoint.header import HEADER_LIMIT, SafetensorsHeader, TensorInfo, read_safetensors
 from scantling.checkpoint.strict_json import JsonReader, natural
 from scantling.units import DTYPE_BYTES
@@ -23,7 +23,7 @@ _INDEX_EXTRA_CHARS = 65_536
 class CheckpointHeader:
     """All files of a checkpoint as one; `notes` are sentences about what was found and passed over."""
 
-    files: tuple[Path, ...]
+    files: tuple[Place, ...]
     tensors: dict[str, TensorInfo]
     metadata: dict[str, str]
     notes: tuple[str, ...] = ()
@@ -130,16 +130,30 @@ class Shards:
         return f"{len(self.lost)} of the {len(self.weight_map)} tensors{size}"
 
 
-def read_shards(index: Path, limit: int = HEADER_LIMIT) -> Shards:
+Reader = Callable[[Callable[[Place], SafetensorsHeader | None], list[Place]], Iterable[SafetensorsHeader | None]]
+"""As `map`: applied to every shard, one after the other or side by side."""
+
+
+def read_shards(index: Path, limit: int = HEADER_LIMIT, beside: Place | None = None, each: Reader = map) -> Shards:
     """Read an index and the headers of its shards, as far as they are there.
+
+    Args:
+        limit: bytes of the longest header of a shard.
+        beside: a file beside the shards, where the index lies elsewhere.
+        each: how the shards are gone through.
 
     Raises:
         ScantlingInputError: the index or a shard is malformed, or the index leaves the folder.
     """
     weight_map, total = _read_index(index)
-    paths = {shard: index.with_name(shard) for shard in sorted(set(weight_map.values()))}
-    headers = {shard: read_safetensors(path, limit=limit) for shard, path in paths.items() if os.path.lexists(path)}
-    return Shards(index, weight_map, total, headers)
+    shards = sorted(set(weight_map.values()))
+    near: Place = index if beside is None else beside
+
+    def read(path: Place) -> SafetensorsHeader | None:
+        return read_safetensors(path, limit=limit) if exists(path) else None
+
+    headers = zip(shards, each(read, [near.with_name(shard) for shard in shards]), strict=True)
+    return Shards(index, weight_map, total, {shard: header for shard, header in headers if header is not None})
 
 
 def _read_sharded(index: Path, limit: int) -> CheckpointHeader:

@@ -9,7 +9,7 @@ from typing import Any
 
 from scantling.cards import Card
 from scantling.cards.schema import MultiHead, RoPE
-from scantling.checkpoint.files import shown
+from scantling.checkpoint.files import Elsewhere, shown
 from scantling.checkpoint.header import TensorInfo
 from scantling.checkpoint.inspect.codes import Finding
 from scantling.checkpoint.inspect.compare import Comparison
@@ -65,7 +65,8 @@ def _ids(gathered: Gathered, declared: Declared | None, found: Comparison) -> It
     rows = found.file.value("rows")
     if not isinstance(rows, int):
         return
-    ids = gguf_ids(gathered.header) if gathered.header else tokenizer_ids(gathered.folder)
+    folder = gathered.folder
+    ids = gguf_ids(gathered.header) if gathered.header else tokenizer_ids(folder) if folder else None
     if ids is not None and ids > rows:
         yield Finding("tokenizer_larger", f"the tokenizer has {ids:,} ids and the token table {rows:,} rows")
     elif ids is not None and ids < rows:
@@ -149,6 +150,8 @@ def qk_layout(gathered: Gathered, declared: Declared, found: Comparison) -> tupl
     Raises:
         ScantlingInputError: a file cannot be read any more.
     """
+    if isinstance(gathered.where, Elsewhere):
+        return "not looked at: the rows are on another machine", []
     card = found.card or declared.card
     attention, position = card.attention, card.position
     if not isinstance(attention, MultiHead) or not isinstance(position, RoPE) or not found.rebuilds:

@@ -170,7 +170,7 @@ def _beside(found: Comparison, gathered: Gathered, declared: Declared, shapes: M
     own = {name: shape for name, shape in shapes.items() if name not in aside}
     found.beside, found.weights = beside.names, tuple(beside.names.values())
     found.card = declared.card
-    found.said = _facts(declared.shapes, gathered)
+    found.said = found.file if declared.shapes == shapes else _facts(declared.shapes, gathered)
     if declared.quantised is not None:
         return
     if _is_other_family(found.named, declared):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scantling.checkpoint.files import CONVERT, foreign_kind, listed, open_regular, refuse, shown
+from scantling.checkpoint.files import CONVERT, Elsewhere, Place, listed, open_regular, refuse, shown
 from scantling.checkpoint.gguf import GGUFHeader, GGUFTensor, read_gguf
 from scantling.checkpoint.header import HEADER_LIMIT, SafetensorsHeader, TensorInfo, read_safetensors
 from scantling.checkpoint.inspect.codes import Finding
 from scantling.checkpoint.sharded import Shards, read_checkpoint, read_shards
-from scantling.errors import ScantlingInputError
 
 Stored = TensorInfo | GGUFTensor
 INDEX = "model.safetensors.index.json"
@@ -32,7 +31,7 @@ def dtype_of(tensor: Stored) -> str:
 class Weights:
     """One file of weights; `nbytes` is the size of the whole file."""
 
-    path: Path
+    path: Place
     nbytes: int
     tensors: int
 
@@ -42,7 +41,7 @@ class Gathered:
     """What lies in a checkpoint.
 
     Attributes:
-        where: the path that was given.
+        where: what was given.
         form: safetensors, gguf, or none where there is only a config.
         tensors: by their names, those of missing shards left out.
         config: a config.json; None where there is none, and for GGUF.
@@ -50,7 +49,7 @@ class Gathered:
         complete: no file is missing.
     """
 
-    where: Path
+    where: Place
     form: str
     files: tuple[Weights, ...] = ()
     tensors: Mapping[str, Stored] = field(default_factory=dict)
@@ -60,10 +59,11 @@ class Gathered:
     findings: list[Finding] = field(default_factory=list)
 
     @property
-    def folder(self) -> Path:
-        """Where the files beside the weights lie."""
-        beside = self.config or (self.files[0].path if self.files else self.where)
-        return beside.parent if beside.suffix else beside
+    def folder(self) -> Path | None:
+        """Where the files beside the weights lie; None for another machine's."""
+        if isinstance(self.where, Elsewhere):
+            return None
+        return self.where if self.where.is_dir() else self.where.parent
 
     @property
     def nbytes(self) -> int:
@@ -158,22 +158,26 @@ def _gguf(path: Path) -> Gathered:
 
 
 def _single(path: Path, limit: int) -> Gathered:
-    header = read_safetensors(path, limit=limit)
-    return Gathered(path, "safetensors", (_weights(header),), header.tensors)
+    return of_headers(path, [read_safetensors(path, limit=limit)])
+
+
+def of_headers(where: Place, headers: Sequence[SafetensorsHeader]) -> Gathered:
+    """Files of tensors that belong together."""
+    tensors: dict[str, Stored] = {}
+    for header in headers:
+        tensors |= header.tensors
+    return Gathered(where, "safetensors", tuple(map(_weights, headers)), tensors)
 
 
 def _weights(header: SafetensorsHeader) -> Weights:
+    """Tensors cover a file to its end."""
     end = max((info.start + info.nbytes for info in header.tensors.values()), default=0)
-    return Weights(header.path, end or os.stat(header.path).st_size, len(header.tensors))
+    return Weights(header.path, end, len(header.tensors))
 
 
 def _loose(folder: Path, paths: list[Path], limit: int) -> Gathered:
     """Files that no index holds together."""
-    headers = [read_safetensors(path, limit=limit) for path in paths]
-    tensors: dict[str, Stored] = {}
-    for header in headers:
-        tensors |= header.tensors
-    found = Gathered(folder, "safetensors", tuple(map(_weights, headers)), tensors)
+    found = of_headers(folder, [read_safetensors(path, limit=limit) for path in paths])
     if len(paths) > 1:
         names = listed(path.name for path in paths)
         found.findings.append(Finding("index_missing", f"{len(paths)} files and no {INDEX}: {names}"))
@@ -184,13 +188,17 @@ def _loose(folder: Path, paths: list[Path], limit: int) -> Gathered:
 
 
 def _sharded(index: Path, limit: int) -> Gathered:
-    shards = read_shards(index, limit)
+    return of_shards(index.parent, read_shards(index, limit))
+
+
+def of_shards(where: Place, shards: Shards) -> Gathered:
+    """Shards and their index, whether they agree or not.
+
+    Raises:
+        ScantlingInputError: none of the shards is there.
+    """
     if not shards.headers:
-        kind = foreign_kind(index.read_bytes()[:256]) or "an index"
-        raise ScantlingInputError(
-            f"{index}: is {kind} whose {len(shards.missing)} shards are all missing "
-            f"({listed(shards.missing)}); download them"
-        )
+        refuse(where, f"the {len(shards.missing)} shards of its index are all missing: {listed(shards.missing)}")
     tensors = {
         name: shards.headers[shard].tensors[name]
         for name, shard in shards.weight_map.items()
@@ -199,7 +207,7 @@ def _sharded(index: Path, limit: int) -> Gathered:
     for name, shard in shards.extra:
         tensors.setdefault(name, shards.headers[shard].tensors[name])
     files = tuple(_weights(header) for header in shards.headers.values())
-    found = Gathered(index.parent, "safetensors", files, tensors, complete=not shards.missing)
+    found = Gathered(where, "safetensors", files, tensors, complete=not shards.missing)
     found.findings += _index_findings(shards)
     return found
 

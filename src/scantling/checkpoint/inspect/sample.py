@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from scantling.checkpoint.files import open_regular
+from scantling.checkpoint.files import Elsewhere, open_regular
 from scantling.checkpoint.gguf import GGUFTensor
 from scantling.checkpoint.gguf_types import GGML_TYPES
 from scantling.checkpoint.gguf_values import dequantise
@@ -21,6 +21,8 @@ WHOLE = 32 * 2**20
 """Bytes up to which two tensors are compared whole."""
 ROWS = 64
 """Rows that are compared of larger ones, from the first to the last."""
+FAR_ROWS = 8
+"""The same of tensors on another machine, each row a request."""
 _PLAIN = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "float64": "<f8"}
 
 
@@ -41,15 +43,17 @@ def read_rows(tensor: Stored, rows: Iterable[int], nbytes: int | None = None) ->
             yield file.read(take)
 
 
-def sampled(count: int) -> list[int]:
-    """At most `ROWS` numbers from 0 to count - 1, the ends among them."""
-    if count <= ROWS:
+def sampled(count: int, most: int = ROWS) -> list[int]:
+    """At most `most` numbers from 0 to count - 1, the ends among them."""
+    if count <= most:
         return list(range(count))
-    return [i * (count - 1) // (ROWS - 1) for i in range(ROWS)]
+    return [i * (count - 1) // (most - 1) for i in range(most)]
 
 
 def equal(one: Stored, other: Stored) -> tuple[bool, str] | None:
     """Whether two tensors of one shape hold the same numbers, and what was compared; None where it cannot be told.
+
+    Rows of zeros alone tell nothing: nobody wrote them.
 
     Raises:
         ScantlingInputError: a file cannot be read any more.
@@ -57,13 +61,18 @@ def equal(one: Stored, other: Stored) -> tuple[bool, str] | None:
     if one.shape != other.shape or dtype_of(one) != dtype_of(other) or not one.numel:
         return None
     rows = one.numel // one.shape[-1]
-    chosen = range(rows) if one.nbytes <= WHOLE else sampled(rows)
-    what = "all" if len(chosen) == rows else f"{len(chosen)} sampled"
-    pairs = zip(read_rows(one, chosen), read_rows(other, chosen), strict=True)
-    differing = sum(a != b for a, b in pairs)
+    far = isinstance(one.file, Elsewhere)
+    chosen = range(rows) if one.nbytes <= WHOLE and not far else sampled(rows, FAR_ROWS if far else ROWS)
+    differing, written = 0, False
+    for a, b in zip(read_rows(one, chosen), read_rows(other, chosen), strict=True):
+        differing += a != b
+        written = written or any(a) or any(b)
+    if not written:
+        return None
+    of = f"{rows:,} rows" if len(chosen) == rows else f"{len(chosen):,} sampled rows of {rows:,}"
     if differing:
-        return False, f"{differing:,} of {len(chosen):,} {'' if len(chosen) == rows else 'sampled '}rows differ"
-    return True, f"{what} {rows:,} rows are equal" if len(chosen) == rows else f"{what} rows are equal"
+        return False, f"{differing:,} of {of} differ"
+    return True, f"all {of} are equal" if len(chosen) == rows else f"{of} are equal"
 
 
 def values(tensor: Stored, first: int, count: int, columns: int) -> NDArray[numpy.float32] | None:
