@@ -112,8 +112,14 @@ class Shards:
 
     @property
     def copies(self) -> list[tuple[str, str]]:
-        """Tensors and shards that hold them although the index names another one."""
-        return [(name, shard) for name, shard in self._stored() if self.weight_map.get(name, shard) != shard]
+        """Tensors and shards that hold them although the one that the index names holds them too."""
+        return [(name, shard) for name, shard in self._stored() if self._named(name) not in (None, shard)]
+
+    def _named(self, name: str) -> str | None:
+        """The shard that the index names, if the tensor is in it."""
+        shard = self.weight_map.get(name)
+        header = None if shard is None else self.headers.get(shard)
+        return shard if header is not None and name in header.tensors else None
 
     def _stored(self) -> Iterator[tuple[str, str]]:
         return ((name, shard) for shard, header in self.headers.items() for name in header.tensors)

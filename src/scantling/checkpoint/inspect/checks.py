@@ -103,7 +103,8 @@ def _base(gathered: Gathered, declared: Declared, found: Comparison) -> Iterator
     position = declared.card.position
     if not isinstance(position, RoPE):
         return
-    if gathered.form != "gguf" and not _states_base(declared.data):
+    # A config with rotary_dim has no key for the base.
+    if gathered.form != "gguf" and not _states_base(declared.data) and "rotary_dim" not in declared.data:
         yield Finding("rope_default", f"theta {position.theta:,g} is the default of {declared.name}")
     if position.scaling is not None:
         return

@@ -183,6 +183,6 @@ CODES: dict[str, Code] = {
     "tokenizer_smaller": _info(
         "the token table has rows that the tokenizer never gives", "the table is padded, or keeps spare tokens"
     ),
-    "special_id": _error("an id of the config is beyond the token table", "the ids are of another vocabulary"),
+    "special_id": _warning("an id of the config is beyond the token table", "the ids are of another vocabulary"),
 }
 """By code, in the order of the page."""

@@ -25,7 +25,7 @@ _CODES = {
     "table_width": "width",
     "attention": "attention_kind",
     "heads": "heads",
-    "kv_heads": "heads",
+    "kv_heads": "kv_heads",
     "d_head": "head_size",
     "q_width": "head_size",
     "kv_width": "kv_heads",
@@ -60,6 +60,8 @@ _CODES = {
 _CODES |= dict.fromkeys(("d_nope", "d_rope", "d_value", "kv_rank", "q_rank"), "latent")
 """What it means when tensors and config differ in a fact; facts that follow from others are left out."""
 
+_FOLLOW = {"d_head": ("heads", "kv_heads", "q_width", "kv_width"), "heads": ("q_width",), "kv_heads": ("kv_width",)}
+"""Facts that need no word of their own where another one differs."""
 _SIZES = frozenset({"width", "head_size", "kv_heads", "mlp_width", "latent"})
 """What a part of the tensors shows as well as all of them."""
 
@@ -161,6 +163,11 @@ def _beside(found: Comparison, gathered: Gathered, declared: Declared, shapes: M
         for a, b in beside.twice[:8]
         if (b, a) not in found.named.twice
     ]
+    if _is_other_family(found.named, declared):
+        theirs = ", ".join(found.named.likely)
+        text = f"the tensors have names of {theirs}, and the config says {declared.name}"
+        found.findings.append(Finding("family", text))
+        return
     found.findings += _other_names(gathered, declared)
     found.copies = tuple(name for name in beside.extra if declared.plain(name) in declared.copies)
     computed = [name for name in beside.extra if declared.plain(name) in declared.computed]
@@ -172,11 +179,6 @@ def _beside(found: Comparison, gathered: Gathered, declared: Declared, shapes: M
     found.card = declared.card
     found.said = found.file if declared.shapes == shapes else _facts(declared.shapes, gathered)
     if declared.quantised is not None:
-        return
-    if _is_other_family(found.named, declared):
-        theirs = ", ".join(found.named.likely)
-        text = f"the tensors have names of {theirs}, and the config says {declared.name}"
-        found.findings.append(Finding("family", text))
         return
     _contradictions(found, gathered, declared, own, beside)
     found.findings += _ties(found, gathered, declared, beside)
@@ -207,7 +209,9 @@ def _contradictions(
         differing = [key for key in differing if _CODES[key] in _SIZES]
     if file.turned:
         found.findings.append(Finding("transposed", grouped(file.turned)))
-    found.findings += [_contradiction(key, file, found.said, declared.card) for key in differing]
+    follows = {name for key, names in _FOLLOW.items() if key in differing for name in names}
+    told = [key for key in differing if key not in follows]
+    found.findings += [_contradiction(key, file, found.said, declared.card) for key in told]
     card = corrected(declared.card, file, frozenset(differing)) if differing else declared.card
     if card is not None and differing:
         beside = declared.beside(own, card)

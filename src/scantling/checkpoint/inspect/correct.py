@@ -127,6 +127,21 @@ def _mlp_bias(data: Sections, shown: Facts, card: Card) -> None:
             section["bias"] = shown.value("mlp_bias")
 
 
+def _latent(data: Sections, shown: Facts, card: Card) -> None:
+    keys = {"heads": "n_heads", **{key: key for key in ("kv_rank", "q_rank", "d_nope", "d_rope", "d_value")}}
+    for section in _sections(data, "attention"):
+        for key, ours in keys.items():
+            value = shown.value(key)
+            if value is None or section["kind"] != "latent":
+                raise _Cannot(key)
+            section[ours] = None if value == "none" else value
+        data["position"]["d_rotary"] = section["d_rope"]
+
+
+def _labels(data: Sections, shown: Facts, card: Card) -> None:
+    data["head"]["n_labels"] = _number(shown, "n_labels")
+
+
 def _qk_norm(data: Sections, shown: Facts, card: Card) -> None:
     if shown.value("qk_norm") != "none" or not isinstance(card.attention, MultiHead):
         raise _Cannot("qk_norm")
@@ -164,7 +179,11 @@ _CHANGES: dict[str, Callable[[Sections, Facts, Card], None]] = {
     "d_model": _width,
     "rows": _rows,
     "q_width": _queries,
+    "d_head": _queries,
     "kv_width": _keys,
+    "kv_heads": _keys,
+    **dict.fromkeys(("d_nope", "d_rope", "d_value", "kv_rank", "q_rank"), _latent),
+    "n_labels": _labels,
     "d_ff": _feed_forward,
     "experts": _experts("experts", lambda section, n: section.update(n_experts=n)),
     "d_expert": _experts("d_expert", lambda section, n: section["expert"].update(d_ff=n)),

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import msgspec
+
 from scantling.cards import Card
 from scantling.cards.schema import Sinusoidal
 from scantling.checkpoint.config_keys import read_json
-from scantling.checkpoint.families import family
+from scantling.checkpoint.families import family, own
 from scantling.checkpoint.families.gguf import architecture, card_of_gguf
 from scantling.checkpoint.families.gguf.rope import BESIDE
 from scantling.checkpoint.hf_config import beyond, read_config
@@ -30,7 +32,7 @@ class Declared:
 
     Attributes:
         name: of the family: a model type, or an architecture of GGUF.
-        data: the config as it stands, or the metadata.
+        data: the config as it stands, the metadata, or what our own card says.
         rows: the table of names for a card of this family.
         ignored: patterns of names that carry no weights.
         copies: names, without the prefix, under which a tied matrix is stored again.
@@ -125,7 +127,7 @@ def _of_config(gathered: Gathered, data: Mapping[str, Any], weights_of: WeightsO
     return Declared(
         card,
         model_type,
-        data,
+        msgspec.to_builtins(card) if kind is own.FAMILY else data,
         kind.rows,
         weights_of,
         kind.prefix,

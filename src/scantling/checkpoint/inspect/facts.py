@@ -202,7 +202,7 @@ def _whole(roles: Mapping[str, Held], views: list[_View], width: int | None) -> 
     family = {("decoder",): "decoder", ("encoder",): "encoder", SIDES: "encoder-decoder"}
     table = _outside(roles, "embed.weight")
     yield Fact("family", "family", family.get(tuple(view.side for view in views)))
-    counts = [len(view.layers) for view in views]
+    counts = [1 + max(view.layers, default=-1) for view in views]
     whole: Value = counts[0] if len(counts) == 1 or len(set(counts)) == 1 else " + ".join(map(str, counts))
     yield Fact("layers", "layers", whole if counts else None)
     yield Fact("d_model", "width d_model", width)

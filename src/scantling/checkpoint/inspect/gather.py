@@ -204,8 +204,9 @@ def of_shards(where: Place, shards: Shards) -> Gathered:
         for name, shard in shards.weight_map.items()
         if shard in shards.headers and name in shards.headers[shard].tensors
     }
-    for name, shard in shards.extra:
-        tensors.setdefault(name, shards.headers[shard].tensors[name])
+    for header in shards.headers.values():
+        for name, info in header.tensors.items():
+            tensors.setdefault(name, info)
     files = tuple(_weights(header) for header in shards.headers.values())
     found = Gathered(where, "safetensors", files, tensors, complete=not shards.missing)
     found.findings += _index_findings(shards)
