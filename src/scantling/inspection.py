@@ -169,10 +169,10 @@ def _is_hub_id(name: str) -> bool:
 
 
 def _elsewhere(name: str, revision: str | None, limit: int) -> Inspection:
-    from scantling.checkpoint.inspect.elsewhere import gather_address, hub_address, name_of
+    from scantling.checkpoint.inspect.elsewhere import as_folder, gather_address, hub_address, name_of
     from scantling.checkpoint.remote import Address
 
-    address = Address(name) if is_address(name) else hub_address(name, revision)
+    address = as_folder(Address(name)) if is_address(name) else hub_address(name, revision)
     with TemporaryDirectory() as made:
         folder = Path(made) / name_of(address)
         folder.mkdir()

@@ -130,10 +130,12 @@ class Address(Elsewhere):
                     return _Answer(b"", 0, True)
                 if error.code == 404:
                     raise _Absent from None
-                refuse(self, f"the server answers {error.code} {error.reason}")
+                refuse(self, f"the server answers {error.code} {_line(error.reason)}")
+        except ScantlingInputError:
+            raise
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = error.reason if isinstance(error, URLError) else error
-            refuse(self, f"cannot be fetched: {reason or type(error).__name__}")
+            refuse(self, f"cannot be fetched: {_line(reason) or type(error).__name__}")
 
     def _read(self, answer: Any, start: int, length: int) -> _Answer:
         if answer.status == 206:
@@ -147,6 +149,10 @@ class Address(Elsewhere):
         if start:
             refuse(self, f"the server sends whole files only, and byte {start} is wanted")
         return _Answer(answer.read(min(length, int(size))), int(size), False)
+
+
+def _line(reason: object) -> str:
+    return " ".join(str(reason).split())[:200]
 
 
 class _Absent(Exception):

@@ -20,6 +20,7 @@ from scantling.errors import need
 
 BESIDE = ("config.json", "card.yaml", "modules.json", "1_Pooling/config.json", "sentence_bert_config.json")
 """Small files that say what the model is."""
+_FILES = (".safetensors", ".gguf", ".json")
 _AT_ONCE = 8
 A = TypeVar("A")
 B = TypeVar("B")
@@ -42,10 +43,17 @@ def hub_address(repo: str, revision: str | None) -> Address:
     return Address(text.removesuffix("config.json"), headers)
 
 
+def as_folder(address: Address) -> Address:
+    """The same address, with a slash at its end unless it names a file."""
+    if address.suffix in _FILES or address.text.endswith("/"):
+        return address
+    return Address(address.text + "/", address.headers)
+
+
 def name_of(address: Address) -> str:
     """The last piece of the address that names a model, fit for a folder."""
     pieces = [unquote(piece) for piece in urlsplit(address.text).path.split("/") if piece]
-    if pieces and pieces[-1] == address.name and address.suffix in (".safetensors", ".gguf", ".json"):
+    if pieces and address.suffix in _FILES:
         pieces.pop()
     if len(pieces) > 3 and pieces[-2] == "resolve":
         pieces = pieces[:-2]
@@ -78,8 +86,6 @@ def gather_address(address: Address, folder: Path, *, limit: int) -> Gathered:
 
 
 def _folder(address: Address, folder: Path, limit: int) -> Gathered:
-    if not address.text.endswith("/"):
-        address = Address(address.text + "/", address.headers)
     single = address.with_name(SINGLE)
     if single.exists():
         found = of_headers(address, [read_safetensors(single, limit=limit)])

@@ -254,15 +254,15 @@ def _heads(view: _View, q: list[int], k: list[int]) -> tuple[Value, Value, Value
         return None, None, None
     d_head = heads = None
     gain = view.role("attn.q_norm.weight")
-    table = view.outside("position.table.weight")
+    scores = _scores(view)
     if gain is not None and isinstance(gain.transform, Stack):
         heads = len(gain.names[view.layers[0]]) if view.layers else None
     elif gain is not None and (sizes := view.shapes("attn.q_norm.weight")) and sizes[0][-1] != q[0]:
         d_head = sizes[0][-1]
     elif sinks := view.shapes("attn.sinks"):
         heads = sinks[0][0]
-    elif table is not None and view.width not in (shape := table.shapes.get(NO_LAYER, ()))[-1:] and shape:
-        heads = shape[-1]
+    elif scores:
+        heads = scores[-1]
     if heads and q[0] % heads == 0:
         d_head = q[0] // heads
     if not d_head or q[0] % d_head or (k and k[0] % d_head):
@@ -355,10 +355,8 @@ def _norms(view: _View) -> Iterator[Fact]:
 
 
 def _position(named: Named, views: list[_View]) -> Iterator[Fact]:
-    tables = [
-        shape for view in views if (role := view.outside("position.table.weight")) and (shape := _first(role.shapes))
-    ]
-    scores = [shape for shape in tables if views and shape[-1] not in (views[0].width, _table_width(views[0]))]
+    tables = [shape for view in views if (shape := _outside(view.roles, f"{view.side}.position.table.weight"))]
+    scores = any(_scores(view) for view in views)
     kind: Value = "relative" if scores else "table" if tables else None
     yield Fact("position", "position", kind)
     if tables:
@@ -372,6 +370,12 @@ def _position(named: Named, views: list[_View]) -> Iterator[Fact]:
     ):
         if (value := _one(_buffers(named, pattern, count))) is not None:
             yield Fact(key, what, value)
+
+
+def _scores(view: _View) -> Shape:
+    """Of a table that shifts the scores, a row per distance and a column per head; its columns are no stream's."""
+    shape = _outside(view.roles, f"{view.side}.position.table.weight")
+    return shape if shape and shape[-1] not in (view.width, _table_width(view)) else ()
 
 
 def _first(shapes: Mapping[int, Shape]) -> Shape:

@@ -78,7 +78,8 @@ def _correlations(tensor: Stored, heads: int, d_rotary: int, d_head: int) -> tup
     found = values(tensor, 0, rows, _COLUMNS)
     if found is None:
         return None
-    squares = (found.astype(np.float64) ** 2).sum(1)
+    with np.errstate(all="ignore"):
+        squares = (found.astype(np.float64) ** 2).sum(1)
     if not np.isfinite(squares).all() or (squares == 0).any():
         return None
     norms = np.log(squares).reshape(-1, d_head)[:, :d_rotary]
