@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.checkpoint.header_files import header_folder, shapes_of_config
+from tests.checkpoint.header_files import header_file, header_folder, shapes_of_config
 from tests.conftest import GOLDEN, golden_json
 
 import scantling as sc
@@ -131,6 +131,15 @@ def test_numbers_are_taken_out_of_a_name_and_put_back(pieces: list[str]) -> None
     pattern, numbers = collapsed(name)
     assert pattern.format(*numbers) == ".".join(str(int(p)) if p.isdecimal() else p for p in pieces)
     assert len(numbers) == sum(piece.isdecimal() for piece in pieces)
+
+
+def test_names_with_braces_are_names(tmp_path: Path) -> None:
+    assert collapsed("a.{}.b") != collapsed("a.1.b")
+    assert collapsed("a.{}.b")[1] == ()
+    shapes = {"a.{}.b": (2,), "a.1.b": (2,), "{": (1,), "model.layers.{0}.input_layernorm.weight": (48,), "{}{i}": (1,)}
+    header_file(tmp_path / "model.safetensors", shapes)
+    (finding,) = (f for f in inspect(tmp_path).findings if f.code == "names_unknown")
+    assert "5 of 5 tensors: 'a.{}.b', 'a.1.b', '{', " in finding.message
 
 
 TURNS = [Transform(), Transpose(), Unsqueeze(), Split(), Split(Transpose()), Interleave(2), Halves(2)]

@@ -7,7 +7,9 @@ from typing import Any
 
 import click
 
+from scantling.assembly import assemble
 from scantling.checkpoint.header import FORMAT_LIMIT, HEADER_LIMIT
+from scantling.checkpoint.inspect.gather import dtype_of
 from scantling.checkpoint.inspect.reproduce import UNKNOWN, nine_lines
 from scantling.cli import show
 from scantling.inspection import Inspection, Line, checklist, inspect
@@ -20,12 +22,20 @@ _WHERE = {"gguf": "the metadata"}
 @click.argument("path")
 @click.option("--card", "only_card", is_flag=True, help="Print the card that rebuilds the model, as YAML.")
 @click.option("--hash", "hashes", is_flag=True, help="Also the sha256 of every file of weights, which reads all of it.")
+@click.option("--tensors", "listed", is_flag=True, help="Also every tensor: name, shape (rows, columns), part.")
 @click.option("--big", is_flag=True, help="Accept safetensors headers up to the format's 100 MB, not only 16 MiB.")
 @show.revision_option
 @show.json_option
 @click.pass_context
 def command(
-    ctx: click.Context, path: str, only_card: bool, hashes: bool, big: bool, revision: str | None, as_json: bool
+    ctx: click.Context,
+    path: str,
+    only_card: bool,
+    hashes: bool,
+    listed: bool,
+    big: bool,
+    revision: str | None,
+    as_json: bool,
 ) -> None:
     """Look into the checkpoint at PATH from its headers alone, whatever its size.
 
@@ -38,11 +48,16 @@ def command(
         path, revision=revision, hashes=hashes, header_limit=FORMAT_LIMIT if big else HEADER_LIMIT, progress=progress
     )
     if as_json:
-        show.emit(_json(found))
+        show.emit(_json(found) | ({"tensor_list": _tensors(found)} if listed else {}))
     elif only_card:
         _card(found)
     else:
         _print(found)
+        if listed:
+            show.table(
+                ("tensor", "stored as", "shape", "bytes", "is"), [tuple(row.values()) for row in _tensors(found)]
+            )
+        _findings(found)
     ctx.exit(0 if found.ok and not (only_card and found.card is None) else 1)
 
 
@@ -89,7 +104,8 @@ def _json(found: Inspection) -> dict[str, Any]:
             for f in gathered.files
         ],
         "tensors": len(gathered.tensors),
-        "total_params": found.total,
+        "total_params": None if found.card is None else assemble(found.card).params,
+        "numbers": found.total,
         "bytes": gathered.nbytes,
         "card": found.partial() if card is None else card,
         "complete": card is not None,
@@ -137,7 +153,6 @@ def _print(found: Inspection) -> None:
         show.say(f"rotated pairs: {found.layout}")
         show.say()
     show.table(("checklist", ""), [(k, _share(k, v)) for k, v in checklist(found).items()])
-    _findings(found)
 
 
 def _families(found: Inspection) -> tuple[str, ...]:
@@ -148,6 +163,21 @@ def _families(found: Inspection) -> tuple[str, ...]:
     more = f" and {len(listed) - 4} more" if len(listed) > 4 else ""
     agree = "" if not said else "yes" if first else "NO"
     return ("names of", ", ".join(listed[:4]) + more, said, agree)
+
+
+def _tensors(found: Inspection) -> list[dict[str, Any]]:
+    """Every tensor with what it is by our names, the numbers of layers and experts in place."""
+    roles = found.comparison.file.roles.values()
+    ours = {
+        name: " + ".join(part.replace("{i}", str(layer)) for part in role.ours)
+        for role in roles
+        for layer, names in role.names.items()
+        for name in names
+    }
+    return [
+        {"name": name, "dtype": dtype_of(t), "shape": tuple(t.shape), "bytes": t.nbytes, "is": ours.get(name)}
+        for name, t in found.gathered.tensors.items()
+    ]
 
 
 def _share(key: str, value: Any) -> Any:

@@ -336,4 +336,4 @@ def _filled(pattern: str, numbers: list[tuple[int, ...]]) -> str:
         text = f"{different[0]}..{different[-1]}" if run else ",".join(map(str, different[:4]))
         many = f"{{{text}{',...' if not run and len(different) > 4 else ''}}}" if len(different) > 1 else text
         pattern = pattern.replace("{}", many, 1)
-    return pattern
+    return pattern.removesuffix("{")

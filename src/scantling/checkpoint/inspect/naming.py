@@ -134,6 +134,9 @@ def collapsed(name: str) -> tuple[str, tuple[int, ...]]:
     >>> collapsed("h.11.attn.c_attn.weight")
     ('h.{}.attn.c_attn.weight', (11,))
     """
+    if "{" in name or "}" in name:
+        # No name of a family has braces; with one more this cannot be another name's pattern.
+        return name + "{", ()
     numbers = tuple(map(int, _NUMBER.findall(name)))
     return (_NUMBER.sub(_HOLE, name), numbers) if numbers else (name, ())
 
