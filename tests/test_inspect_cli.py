@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,18 @@ def test_the_page_is_up_to_date() -> None:
     """``make docs``, or ``python -m tests.inspect_page --write``, rewrites it."""
     assert inspect_page.PATH.read_text() == inspect_page.page()
     assert all(f"| `{code}` |" in inspect_page.page() for code in CODES)
+
+
+def test_the_readme_shows_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    root = inspect_page.PATH.parents[1]
+    (block,) = re.findall(r"^```\n(\$ scantling inspect .*?)^```", (root / "README.md").read_text(), re.M | re.S)
+    command, *lines = block.splitlines()
+    monkeypatch.chdir(root)
+    status, out, _ = call(capsys, *command.split()[3:])
+    assert status == 1
+    shown = {line.rstrip() for line in lines if line and line != "..."}
+    assert len(shown) == 4
+    assert {" ".join(line.split()) for line in shown} <= {" ".join(line.split()) for line in out.splitlines()}
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
