@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,10 +19,10 @@ from scantling.checkpoint.inspect.checks import checks, qk_layout
 from scantling.checkpoint.inspect.codes import SEVERITIES, Finding
 from scantling.checkpoint.inspect.compare import Comparison, compare
 from scantling.checkpoint.inspect.declared import Declared, declared
-from scantling.checkpoint.inspect.facts import Fact, Value
-from scantling.checkpoint.inspect.gather import Gathered, dtype_of, gather
-from scantling.checkpoint.inspect.parts import part_of
+from scantling.checkpoint.inspect.facts import Value
+from scantling.checkpoint.inspect.gather import Gathered, gather
 from scantling.checkpoint.inspect.reproduce import card_text, order, partial, quantised, reproduction
+from scantling.checkpoint.inspect.summary import Kind, Line, by_part, kinds, lines
 from scantling.errors import ScantlingInputError
 from scantling.study.facts import reach
 
@@ -31,39 +30,6 @@ Progress = Callable[[str, int, int], None]
 """Called with a file's name, the bytes read of all files, and how many there are."""
 _CHUNK = 4 * 2**20
 _SUFFIXES = (".safetensors", ".gguf", ".json", ".bin", ".pt", ".pth", ".pkl", ".ckpt", ".yaml", ".yml")
-
-
-@dataclass(frozen=True)
-class Line:
-    """One fact on both sides.
-
-    Attributes:
-        tensors: what names and shapes show; None is unknown.
-        config: what the config says of the same thing; None where it says nothing.
-    """
-
-    fact: Fact
-    config: Value
-
-    @property
-    def tensors(self) -> Value:
-        """What names and shapes show; None is unknown."""
-        return self.fact.value
-
-    @property
-    def agree(self) -> bool | None:
-        """Whether both sides say the same; None where one says nothing."""
-        return None if self.tensors is None or self.config is None else self.tensors == self.config
-
-
-@dataclass(frozen=True)
-class Kind:
-    """Tensors of one dtype or kind of block; `numel` and `nbytes` are sums."""
-
-    dtype: str
-    tensors: int
-    numel: int
-    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -199,9 +165,9 @@ def _inspected(gathered: Gathered, checksums: Mapping[str, str]) -> Inspection:
         reproduction(gathered, said, found),
         found.changed,
         found,
-        tuple(_lines(found, said)),
-        _by_part(gathered, found),
-        _kinds(gathered, found),
+        tuple(lines(found, said)),
+        by_part(gathered, found),
+        kinds(gathered, found),
         found.named.families,
         layout,
         tuple(every),
@@ -220,60 +186,6 @@ def _gathered(name: str, limit: int) -> Gathered:
     if path.suffix in (".yaml", ".yml"):
         raise ScantlingInputError(f"{name}: a card has no tensors; a folder, a .safetensors or a .gguf file is needed")
     return gather(path, limit=limit)
-
-
-def _lines(found: Comparison, said: Declared | None) -> list[Line]:
-    stated = {} if said is None else _stated(said.card)
-    keys = list(dict.fromkeys([*found.file.facts, *(found.said.facts if found.said else {})]))
-    lines = []
-    for key in keys:
-        by_config = stated.get(key) if key in stated else found.said.value(key) if found.said else None
-        fact = found.file.facts.get(key)
-        if fact is None:
-            assert found.said is not None
-            fact = Fact(key, found.said.facts[key].what, None)
-        lines.append(Line(fact, by_config))
-    return lines
-
-
-def _stated(card: Card) -> dict[str, Value]:
-    """What a card says of facts that tensors often do not show."""
-    out: dict[str, Value] = {"norm": str(card.norm.__struct_config__.tag), "head": card.head.kind}
-    attention, position = card.attention, card.position
-    if isinstance(attention, MultiHead):
-        side = None if card.decoder is None else card.decoder.attention
-        if side is None:
-            out |= {"heads": attention.n_heads, "kv_heads": attention.n_kv_heads, "d_head": attention.d_head}
-    out["residual"] = "parallel, one norm" if card.residual.shared_norm else None
-    if card.residual.parallel and not card.residual.shared_norm:
-        out["residual"] = "parallel"
-    if not card.residual.parallel:
-        out["residual"] = "sequential"
-    out["position"] = "table" if isinstance(position, Learned) else str(position.__struct_config__.tag)
-    out["head"] = "labels" if card.head.kind in ("tokens", "sequence", "replaced") else card.head.kind
-    out["context"] = card.context
-    return out
-
-
-def _by_part(gathered: Gathered, found: Comparison) -> dict[str, int]:
-    parts: Counter[str] = Counter()
-    weights = set(found.weights)
-    for names, role in found.file.roles.items():
-        for stored in role.names.values():
-            parts[part_of(names[0])] += sum(gathered.tensors[name].numel for name in stored if name in weights)
-    return {part: n for part, n in parts.most_common() if n}
-
-
-def _kinds(gathered: Gathered, found: Comparison) -> tuple[Kind, ...]:
-    groups: dict[str, list[int]] = {}
-    for name in found.weights:
-        tensor = gathered.tensors[name]
-        sums = groups.setdefault(dtype_of(tensor), [0, 0, 0])
-        sums[0] += 1
-        sums[1] += tensor.numel
-        sums[2] += tensor.nbytes
-    kinds = (Kind(dtype, *sums) for dtype, sums in groups.items())
-    return tuple(sorted(kinds, key=lambda kind: -kind.nbytes))
 
 
 def _checksums(gathered: Gathered, progress: Progress | None) -> dict[str, str]:
@@ -301,7 +213,7 @@ def checklist(found: Inspection) -> dict[str, Value | float]:
         "width": facts.value("d_model"),
         "heads": facts.value("heads"),
         "layers": facts.value("layers"),
-        "expansion": None,
+        "expansion": _ratio(facts.value("d_ff"), facts.value("d_model")),
         "attention share": split.get("attention"),
         "MLP share": mlp or None,
         "position": facts.value("position"),
@@ -309,6 +221,10 @@ def checklist(found: Inspection) -> dict[str, Value | float]:
         "residual order": facts.value("norm_at"),
     }
     return out if card is None else out | _of_card(card)
+
+
+def _ratio(one: Value, other: Value) -> float | None:
+    return one / other if type(one) is type(other) is int and other else None
 
 
 def _of_card(card: Card) -> dict[str, Value | float]:

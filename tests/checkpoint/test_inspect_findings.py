@@ -529,3 +529,52 @@ def test_the_bytes_of_a_base_in_16_bits(tmp_path: Path) -> None:
             folder.mkdir()
             rope = {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}
             assert codes(inspect(plant(Planted("llama-gqa", (), config=rope, change=change), folder))) == expected
+
+
+def test_a_tie_that_is_none_is_untied_in_the_card(tmp_path: Path) -> None:
+    """The printed card has both matrices, and nothing of the file is left out."""
+    fault = FAULTS["two tables under one tie"]
+    found = inspect(plant(fault, tmp_path))
+    assert found.card is not None
+    assert not found.card.tied
+    stored = sum(tensor.numel() for tensor in load_file(tmp_path / "model.safetensors").values())
+    assert sc.assemble(found.card).params == found.total == stored
+
+
+def test_t5_with_a_head_of_its_own_under_a_tie(tmp_path: Path) -> None:
+    """T5 scales the stream before a tied head; untied, as in T5 1.1, it does not."""
+
+    def part(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors["shared.weight"] * 2
+
+    found = inspect(plant(Planted("t5", (), change=part), tmp_path))
+    assert codes(found) == ["tied_differs"]
+    assert found.card is not None
+    assert (found.card.tied, found.card.head.scale) == (False, None)
+    lost = tmp_path / "lost"
+    lost.mkdir()
+    found = inspect(plant(Planted("t5-v1_1", (), change=without("lm_head")), lost))
+    assert codes(found) == ["untied_absent", "tensor_missing"]
+    assert found.card is None
+
+
+def test_two_tables_of_an_encoder_decoder(tmp_path: Path) -> None:
+    """A second table that is not the shared one cannot be told by a card of this family."""
+    change = put("encoder.embed_tokens.weight", lambda t: t["shared.weight"] + 1)
+    found = inspect(plant(Planted("t5", (), change=change), tmp_path))
+    assert codes(found) == ["tied_differs"]
+    assert found.card is None
+
+
+def test_a_quantised_checkpoint_keeps_its_configs_card(tmp_path: Path) -> None:
+    found = inspect(plant(FAULTS["quantised"], tmp_path))
+    assert found.card is not None
+    assert found.card.inference is not None
+    assert found.card.inference.quantisation == "gptq"
+
+
+def test_an_incomplete_download_has_no_card() -> None:
+    found = inspect(fixture("shards-one-missing"))
+    assert found.card is None
+    with pytest.raises(sc.ScantlingInputError, match="no card rebuilds these tensors: 1 of the shards"):
+        found.card_yaml()

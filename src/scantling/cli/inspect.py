@@ -11,8 +11,9 @@ from scantling.assembly import assemble
 from scantling.checkpoint.header import FORMAT_LIMIT, HEADER_LIMIT
 from scantling.checkpoint.inspect.gather import dtype_of
 from scantling.checkpoint.inspect.reproduce import UNKNOWN, nine_lines
+from scantling.checkpoint.inspect.summary import Line
 from scantling.cli import show
-from scantling.inspection import Inspection, Line, checklist, inspect
+from scantling.inspection import Inspection, checklist, inspect
 from scantling.units import count_text
 
 _WHERE = {"gguf": "the metadata"}

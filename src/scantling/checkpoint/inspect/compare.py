@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from scantling.cards import Card
@@ -12,9 +12,10 @@ from scantling.checkpoint.inspect.codes import Finding
 from scantling.checkpoint.inspect.correct import corrected, padding
 from scantling.checkpoint.inspect.declared import Declared
 from scantling.checkpoint.inspect.facts import Facts, Value, facts_of
-from scantling.checkpoint.inspect.gather import Gathered, Stored
-from scantling.checkpoint.inspect.naming import Named, collapsed, named
-from scantling.checkpoint.inspect.sample import equal
+from scantling.checkpoint.inspect.gather import Gathered
+from scantling.checkpoint.inspect.grouped import grouped
+from scantling.checkpoint.inspect.naming import Named, named
+from scantling.checkpoint.inspect.ties import copies_of_the_table, head_that_is_the_table
 from scantling.checkpoint.matching import Matched, bare
 from scantling.checkpoint.names import Shape
 
@@ -170,18 +171,22 @@ def _beside(found: Comparison, gathered: Gathered, declared: Declared, shapes: M
         return
     found.findings += _other_names(gathered, declared)
     found.copies = tuple(name for name in beside.extra if declared.plain(name) in declared.copies)
+    parted, told = copies_of_the_table(found.copies, gathered, declared, beside)
+    heads = [name for name in parted if declared.plain(name) in declared.heads]
     computed = [name for name in beside.extra if declared.plain(name) in declared.computed]
-    if beside.unread or computed:
+    if (beside.unread or computed) and gathered.form != "gguf":
         found.findings.append(Finding("tensor_ignored", grouped([*beside.unread, *computed])))
-    aside = {*beside.unread, *computed, *found.copies}
+    aside = {*beside.unread, *computed, *found.copies} - {*heads}
     own = {name: shape for name, shape in shapes.items() if name not in aside}
     found.beside, found.weights = beside.names, tuple(beside.names.values())
     found.card = declared.card
     found.said = found.file if declared.shapes == shapes else _facts(declared.shapes, gathered)
     if declared.quantised is not None:
         return
+    found.findings += told
     _contradictions(found, gathered, declared, own, beside)
-    found.findings += _ties(found, gathered, declared, beside)
+    found.rebuilds = found.rebuilds and len(heads) == len(parted)
+    found.findings += head_that_is_the_table(gathered, declared, beside)
 
 
 def _is_other_family(names: Named, declared: Declared) -> bool:
@@ -210,13 +215,17 @@ def _contradictions(
     if file.turned:
         found.findings.append(Finding("transposed", grouped(file.turned)))
     follows = {name for key, names in _FOLLOW.items() if key in differing for name in names}
+    if file.value("tied") is False:
+        # That the matrices are two has been said where they were compared.
+        follows.add("tied")
+    side = "the metadata" if gathered.form == "gguf" else "the config"
     told = [key for key in differing if key not in follows]
-    found.findings += [_contradiction(key, file, found.said, declared.card) for key in told]
+    found.findings += [_contradiction(key, file, found.said, declared.card, side) for key in told]
     card = corrected(declared.card, file, frozenset(differing)) if differing else declared.card
     if card is not None and differing:
         beside = declared.beside(own, card)
         found.beside, found.weights = beside.names, tuple(beside.names.values())
-    leftover = list(_leftover(declared, card or declared.card, own, beside, file, found, gathered.complete))
+    leftover = list(_leftover(declared, card or declared.card, own, beside, file, gathered.complete))
     found.findings += leftover
     found.card, found.changed = card, tuple(differing)
     found.rebuilds = card is not None and not leftover and not file.turned and gathered.complete
@@ -232,7 +241,6 @@ def _leftover(
     own: Mapping[str, Shape],
     beside: Matched,
     file: Facts,
-    found: Comparison,
     complete: bool,
 ) -> Iterator[Finding]:
     extra = [name for name in beside.extra if name in own]
@@ -249,10 +257,10 @@ def _leftover(
     yield Finding("shape", text)
 
 
-def _contradiction(key: str, file: Facts, said: Facts, card: Card) -> Finding:
+def _contradiction(key: str, file: Facts, said: Facts, card: Card, side: str) -> Finding:
     fact = file.facts[key]
     mine, its = _words(file.value(key)), _words(said.value(key))
-    text = f"{fact.what}: {mine} by the tensors, {its} by the config"
+    text = f"{fact.what}: {mine} by the tensors, {its} by {side}"
     code, cause, attention = _CODES[key], "", card.attention
     if key == "rows":
         return _table(file, card, text)
@@ -286,54 +294,3 @@ def _words(value: Value) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _ties(found: Comparison, gathered: Gathered, declared: Declared, beside: Matched) -> Iterator[Finding]:
-    """Whether the head and the token table are one matrix, as the config says, where both are stored."""
-    table = _stored_as("embed.weight", declared, gathered, beside)
-    if table is None:
-        return
-    name, embed = table
-    for copy in found.copies:
-        other = gathered.tensors[copy]
-        answer = equal(other, embed)
-        if answer is None:
-            text = f"{shown(copy)} is stored beside {shown(name)}, in another form, and was not compared with it"
-            yield Finding("tied_copy", text)
-        elif answer[0]:
-            yield Finding("tied_copy", f"{shown(copy)} repeats {shown(name)} ({other.nbytes:,} bytes): {answer[1]}")
-        else:
-            yield Finding("tied_differs", f"{shown(copy)} and {shown(name)} are different: {answer[1]}")
-    head = None if declared.card.tied else _stored_as("head.matrix.weight", declared, gathered, beside)
-    if head is not None and declared.card.head.kind == "lm":
-        answer = equal(head[1], embed)
-        if answer is not None and answer[0]:
-            yield Finding("untied_equal", f"{shown(head[0])} is {shown(name)} again: {answer[1]}")
-
-
-def _stored_as(ours: str, declared: Declared, gathered: Gathered, beside: Matched) -> tuple[str, Stored] | None:
-    """A weight of ours in the file: its name there and the tensor."""
-    link = next((link for link in declared.table if link.ours == (ours,)), None)
-    name = None if link is None else beside.names.get(link.theirs[0])
-    return None if name is None else (name, gathered.tensors[name])
-
-
-def grouped(names: Iterable[str], most: int = 6) -> str:
-    """Names with the numbers in them put together: ``'h.{0..11}.ln_1.weight'``."""
-    groups: dict[str, list[tuple[int, ...]]] = {}
-    for name in names:
-        pattern, numbers = collapsed(name)
-        groups.setdefault(pattern, []).append(numbers)
-    texts = [shown(_filled(pattern, numbers)) for pattern, numbers in groups.items()]
-    more = f" and {len(texts) - most} more names" if len(texts) > most else ""
-    return ", ".join(texts[:most]) + more
-
-
-def _filled(pattern: str, numbers: list[tuple[int, ...]]) -> str:
-    for values in zip(*numbers, strict=True):
-        different = sorted(set(values))
-        run = different == list(range(different[0], different[-1] + 1)) and len(different) > 2
-        text = f"{different[0]}..{different[-1]}" if run else ",".join(map(str, different[:4]))
-        many = f"{{{text}{',...' if not run and len(different) > 4 else ''}}}" if len(different) > 1 else text
-        pattern = pattern.replace("{}", many, 1)
-    return pattern.removesuffix("{")

@@ -150,10 +150,12 @@ def _qk_norm(data: Sections, shown: Facts, card: Card) -> None:
 
 
 def _tied(data: Sections, shown: Facts, card: Card) -> None:
-    data["tied"] = shown.value("tied")
-    if not data["tied"] and card.family == "encoder-decoder":
-        # T5 scales the stream before a tied head only.
+    if card.family == "encoder-decoder":
+        if shown.value("tied"):
+            # A tied head of T5 scales the stream, by what no tensor tells.
+            raise _Cannot("tied")
         data["head"]["scale"] = None
+    data["tied"] = shown.value("tied")
 
 
 def _positions(data: Sections, shown: Facts, card: Card) -> None:

@@ -36,6 +36,7 @@ class Declared:
         rows: the table of names for a card of this family.
         ignored: patterns of names that carry no weights.
         copies: names, without the prefix, under which a tied matrix is stored again.
+        heads: of those, the names of the head.
         computed: names of tensors that the model computes itself and that some files store.
         quantised: how the weights are quantised, by the config; their shapes are then not those of the model.
     """
@@ -50,6 +51,7 @@ class Declared:
     renamed: tuple[tuple[str, str], ...] = ()
     absent: tuple[str, ...] = ()
     copies: frozenset[str] = field(default_factory=frozenset)
+    heads: frozenset[str] = field(default_factory=frozenset)
     computed: frozenset[str] = field(default_factory=frozenset)
     quantised: str | None = None
 
@@ -120,7 +122,7 @@ def _of_config(gathered: Gathered, data: Mapping[str, Any], weights_of: WeightsO
     kind = family(model_type, where)
     other_head = () if card.head.kind == "lm" else kind.vocabulary_head
     rows: tuple[Row, ...] = tuple(kind.rows(card))
-    copies = {*kind.copies, *(name.removeprefix(kind.prefix) for name in heads(rows) if card.tied)}
+    tied = frozenset(name.removeprefix(kind.prefix) for name in heads(rows) if card.tied)
     waves = isinstance(card.position, Sinusoidal) and card.position.table
     tables = [row.theirs + ".weight" for row in rows if str(row.ours).endswith("position.table")] if waves else []
     method = data.get("quantization_config")
@@ -134,7 +136,8 @@ def _of_config(gathered: Gathered, data: Mapping[str, Any], weights_of: WeightsO
         (*kind.ignored, *other_head, *beyond(gathered.config, kind, card.n_layers)),
         tuple(kind.renamed),
         tuple(kind.absent),
-        frozenset(copies),
+        tied.union(kind.copies),
+        tied,
         frozenset(name.removeprefix(kind.prefix) for name in tables),
         str(method.get("quant_method")) if isinstance(method, Mapping) else None,
     )

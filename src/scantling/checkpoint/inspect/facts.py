@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from scantling.checkpoint.inspect.naming import NO_LAYER, Held, Named, Reading, held
+from scantling.checkpoint.inspect.view import View, layers_of, stream_width
 from scantling.checkpoint.names import Shape, Stack
 
 Value = int | str | bool | None
 SIDES = ("encoder", "decoder")
 _PLACES = {"norm": "in", "res_norm": "res", "out_norm": "out"}
-_READERS = ("attn.q.weight", "attn.k.weight", "attn.v.weight", "mlp.gate.weight", "mlp.up.weight")
-_WRITERS = ("attn.o.weight", "mlp.down.weight")
 _CAUSAL_MASK = re.compile(r"\.(attn|attention)\.bias$")
 _ANGLES = re.compile(r"\.rotary(_emb)?\.inv_freq$")
 
@@ -67,10 +66,10 @@ def facts_of(named: Named) -> Facts:
 def _read(named: Named, reading: Reading) -> Facts:
     roles = held(named, reading)
     by_name = {name: role for names, role in roles.items() for name in names}
-    layers, beyond = _layers(named, by_name)
-    width = _stream_width(by_name)
+    layers, beyond = layers_of(named, by_name)
+    width = stream_width(by_name)
     sides = [side for side in SIDES if any(name.startswith(f"{side}.") for name in by_name)]
-    views = [_View(side, by_name, layers.get(side, []), width) for side in sides]
+    views = [View(side, by_name, layers.get(side, []), width) for side in sides]
     found = list(_whole(by_name, views, width))
     found += _merged([list(_attention(view)) for view in views])
     found += _merged([list(_mlp(view)) for view in views])
@@ -78,98 +77,6 @@ def _read(named: Named, reading: Reading) -> Facts:
     found += [*_position(named, views), *_head(by_name, views)]
     turned = [name for view in views for name in view.turned()]
     return Facts({fact.key: fact for fact in found}, roles, tuple(turned), beyond)
-
-
-class _View:
-    """One stack's tensors, by what they are in a block."""
-
-    def __init__(self, side: str, roles: Mapping[str, Held], layers: list[int], width: int | None) -> None:
-        self.side, self.roles, self.layers, self.width = side, roles, layers, width
-
-    def role(self, part: str) -> Held | None:
-        """Of a part of the blocks, such as ``attn.q.weight``."""
-        return self.roles.get(f"{self.side}.blocks.{{i}}.{part}")
-
-    def outside(self, part: str) -> Held | None:
-        """Of a part of the stack outside the blocks."""
-        return self.roles.get(f"{self.side}.{part}")
-
-    def has(self, part: str) -> bool:
-        """Whether any of the model's own layers has it."""
-        role = self.role(part)
-        return role is not None and any(layer in role.shapes for layer in self.layers)
-
-    def shapes(self, part: str) -> list[Shape]:
-        """The different shapes of a part, in the order of the layers."""
-        role = self.role(part)
-        return [] if role is None else list(dict.fromkeys(role.shapes[i] for i in self.layers if i in role.shapes))
-
-    def reads(self, part: str) -> list[int]:
-        """Rows of a matrix that reads the stream: its shape is (rows, d_model)."""
-        return [self._facing(shape, 1)[0] for shape in self.shapes(part) if len(shape) > 1]
-
-    def writes(self, part: str) -> list[int]:
-        """Columns of a matrix that adds to the stream: its shape is (d_model, columns)."""
-        return [self._facing(shape, 0)[1] for shape in self.shapes(part) if len(shape) > 1]
-
-    def _facing(self, shape: Shape, axis: int) -> Shape:
-        """(rows, columns), turned if only then the stream's width stands on its `axis`."""
-        rows, columns = shape[-2:]
-        return (columns, rows) if self._is_turned(shape, axis) else (rows, columns)
-
-    def _is_turned(self, shape: Shape, axis: int) -> bool:
-        sides = shape[-2:]
-        return len(sides) == 2 and self.width is not None and sides[axis] != self.width == sides[1 - axis]
-
-    def turned(self) -> list[str]:
-        """Names of matrices that are stored the other way round."""
-        out = []
-        for axis, parts in ((1, _READERS), (0, _WRITERS)):
-            for role in filter(None, map(self.role, parts)):
-                out += [n for i, shape in role.shapes.items() if self._is_turned(shape, axis) for n in role.names[i]]
-        return out
-
-
-def _layers(named: Named, roles: Mapping[str, Held]) -> tuple[dict[str, list[int]], tuple[tuple[str, int], ...]]:
-    """The numbers of each stack's own layers, and those of layers beyond them."""
-    found: dict[str, set[int]] = {}
-    for name, role in roles.items():
-        side, _, rest = name.partition(".blocks.")
-        if rest:
-            found.setdefault(side, set()).update(role.shapes)
-    odd = _layers_with_other_names(named)
-    out: dict[str, list[int]] = {}
-    beyond = []
-    for side, numbers in found.items():
-        last = max(numbers)
-        while last in odd and last in numbers and last > 0:
-            beyond.append((side, last))
-            numbers.remove(last)
-            last -= 1
-        out[side] = sorted(numbers)
-    return out, tuple(sorted(beyond))
-
-
-def _layers_with_other_names(named: Named) -> set[int]:
-    """Layers that hold tensors without a role under names that layer 0 does not have."""
-    odd: set[int] = set()
-    for group in named.groups:
-        if group.roles or group.ignored:
-            continue
-        first = {numbers[0] for numbers in group.members if numbers}
-        odd |= first if 0 not in first else set()
-    return odd
-
-
-def _stream_width(roles: Mapping[str, Held]) -> int | None:
-    """d_model: the length of a norm's gain in the blocks, or the columns of the token table."""
-    for name, role in roles.items():
-        if re.search(r"blocks\.\{i\}\.(attn|mlp)(_res|_out)?_norm\.weight$", name):
-            return next(iter(role.shapes.values()))[0]
-    for name in ("decoder.final_norm.weight", "encoder.final_norm.weight", "embed.weight"):
-        if name in roles and (shape := next(iter(roles[name].shapes.values()))):
-            return shape[-1]
-    return None
 
 
 def _one(values: Iterable[int | str | bool]) -> Value:
@@ -198,7 +105,7 @@ def _text(value: Value) -> str:
     return "unknown" if value is None else str(value)
 
 
-def _whole(roles: Mapping[str, Held], views: list[_View], width: int | None) -> Iterator[Fact]:
+def _whole(roles: Mapping[str, Held], views: list[View], width: int | None) -> Iterator[Fact]:
     family = {("decoder",): "decoder", ("encoder",): "encoder", SIDES: "encoder-decoder"}
     table = _outside(roles, "embed.weight")
     yield Fact("family", "family", family.get(tuple(view.side for view in views)))
@@ -215,7 +122,7 @@ def _outside(roles: Mapping[str, Held], name: str) -> Shape:
     return roles[name].shapes.get(NO_LAYER, ()) if name in roles else ()
 
 
-def _attention(view: _View) -> Iterator[Fact]:
+def _attention(view: View) -> Iterator[Fact]:
     if view.has("attn.kv_down.weight"):
         yield from _latent(view)
         return
@@ -237,18 +144,18 @@ def _attention(view: _View) -> Iterator[Fact]:
     yield Fact("sinks", "sinks", view.has("attn.sinks"))
 
 
-def _fused(view: _View) -> list[int]:
+def _fused(view: View) -> list[int]:
     """Rows of the matrix that holds queries, keys and values."""
     key = f"{view.side}.blocks.{{i}}.attn.q.weight"
     role = view.roles.get(key)
     return view.reads("attn.q.weight") if role is not None and len(role.ours) == 3 else []
 
 
-def _biases(view: _View) -> list[str]:
+def _biases(view: View) -> list[str]:
     return [p for p in "qkvo" if view.has(f"attn.{p}.bias")]
 
 
-def _heads(view: _View, q: list[int], k: list[int]) -> tuple[Value, Value, Value]:
+def _heads(view: View, q: list[int], k: list[int]) -> tuple[Value, Value, Value]:
     """Heads, KV heads and their size, where a tensor has one number per head or per channel of a head."""
     if len(q) != 1 or len(k) > 1:
         return None, None, None
@@ -270,7 +177,7 @@ def _heads(view: _View, q: list[int], k: list[int]) -> tuple[Value, Value, Value
     return q[0] // d_head, k[0] // d_head if k else None, d_head
 
 
-def _qk_norm(view: _View, q: list[int]) -> Value:
+def _qk_norm(view: View, q: list[int]) -> Value:
     gain = view.role("attn.q_norm.weight")
     if gain is None or not view.has("attn.q_norm.weight"):
         return "none"
@@ -279,7 +186,7 @@ def _qk_norm(view: _View, q: list[int]) -> Value:
     return "width" if view.shapes("attn.q_norm.weight")[0][-1] in q else "head"
 
 
-def _latent(view: _View) -> Iterator[Fact]:
+def _latent(view: View) -> Iterator[Fact]:
     """Multi-head latent attention: five widths follow from the shapes of four matrices.
 
     With H heads of n channels without and r with position and v of values, the rows of q_up are H (n + r), those of
@@ -309,11 +216,11 @@ def _latent(view: _View) -> Iterator[Fact]:
     yield Fact("q_rank", "rank of queries", q_rank if q_rank is not None else "none")
 
 
-def _lengths(view: _View, part: str) -> list[int]:
+def _lengths(view: View, part: str) -> list[int]:
     return [shape[-1] for shape in view.shapes(part) if shape]
 
 
-def _mlp(view: _View) -> Iterator[Fact]:
+def _mlp(view: View) -> Iterator[Fact]:
     experts = view.shapes("mlp.experts.down.weight") or view.shapes("mlp.experts.gate.weight")
     kind = next((k for k, part in (("gated", "gate"), ("plain", "up")) if view.has(f"mlp.{part}.weight")), None)
     inside = next((k for k, part in (("gated", "gate"), ("plain", "up")) if view.has(f"mlp.experts.{part}.weight")), "")
@@ -339,7 +246,7 @@ def _mlp(view: _View) -> Iterator[Fact]:
     yield Fact("selection_bias", "shift of the choice of experts", view.has("mlp.router.selection_bias"))
 
 
-def _norms(view: _View) -> Iterator[Fact]:
+def _norms(view: View) -> Iterator[Fact]:
     present = [p for suffix, p in _PLACES.items() if any(view.has(f"{x}_{suffix}.weight") for x in ("attn", "mlp"))]
     yield Fact("norm_at", "norm at", " ".join(present) or ("none" if view.layers else None))
     shifted = any(view.has(f"{x}_{suffix}.bias") for suffix in _PLACES for x in ("attn", "mlp"))
@@ -354,7 +261,7 @@ def _norms(view: _View) -> Iterator[Fact]:
         yield Fact("skip_first", "first norm left out", True)
 
 
-def _position(named: Named, views: list[_View]) -> Iterator[Fact]:
+def _position(named: Named, views: list[View]) -> Iterator[Fact]:
     tables = [shape for view in views if (shape := _outside(view.roles, f"{view.side}.position.table.weight"))]
     scores = any(_scores(view) for view in views)
     kind: Value = "relative" if scores else "table" if tables else None
@@ -372,7 +279,7 @@ def _position(named: Named, views: list[_View]) -> Iterator[Fact]:
             yield Fact(key, what, value)
 
 
-def _scores(view: _View) -> Shape:
+def _scores(view: View) -> Shape:
     """Of a table that shifts the scores, a row per distance and a column per head; its columns are no stream's."""
     shape = _outside(view.roles, f"{view.side}.position.table.weight")
     return shape if shape and shape[-1] not in (view.width, _table_width(view)) else ()
@@ -382,7 +289,7 @@ def _first(shapes: Mapping[int, Shape]) -> Shape:
     return next(iter(shapes.values()), ())
 
 
-def _table_width(view: _View) -> int | None:
+def _table_width(view: View) -> int | None:
     shape = _outside(view.roles, "embed.weight")
     return shape[-1] if shape else None
 
@@ -393,7 +300,7 @@ def _buffers(named: Named, pattern: re.Pattern[str], count: Callable[[Shape], in
             yield from (count(shape) for shape in group.members.values() if shape and (len(shape) in (1, 4)))
 
 
-def _head(roles: Mapping[str, Held], views: list[_View]) -> Iterator[Fact]:
+def _head(roles: Mapping[str, Held], views: list[View]) -> Iterator[Fact]:
     rows, matrix = _outside(roles, "embed.weight")[:1], _outside(roles, "head.matrix.weight")
     decodes = any(view.side == "decoder" for view in views)
     scores = bool(matrix) and matrix[:1] == rows

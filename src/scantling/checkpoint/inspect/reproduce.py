@@ -20,8 +20,12 @@ UNKNOWN: Final = "unknown"
 
 
 def reproduction(gathered: Gathered, declared: Declared | None, found: Comparison) -> Card | None:
-    """The card that rebuilds the checkpoint's model; None where none does."""
-    if found.card is None or (gathered.tensors and not found.rebuilds):
+    """The card that rebuilds the checkpoint's model; None where none does.
+
+    Shapes of quantised weights are not those of the model, so there the config's card is taken as it is.
+    """
+    compared = declared is not None and declared.quantised is None and bool(gathered.tensors)
+    if found.card is None or (compared and not found.rebuilds) or not gathered.complete:
         return None
     weights = [gathered.tensors[name] for name in found.weights]
     dtype = _dtype(weights) or found.card.dtype
