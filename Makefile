@@ -29,10 +29,12 @@ docs: $(READY)
 	$(BIN)/python -m tests.support_matrix --write
 	$(BIN)/python -m tests.plan_page --write
 	$(BIN)/python -m tests.audit.page --write
+	$(BIN)/python -m tests.inspect_page --write
 
 bench: $(READY)
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/decode.py
+	$(BIN)/python -m bench.inspect_headers
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'

@@ -42,7 +42,7 @@ def peak() -> float:
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.floats(-7.5, 0))
 def test_leaks_above_the_bound_are_found_and_below_it_are_rounding(exponent: float) -> None:
-    """The bound is 32 x 2^-24 of the largest logit; a wave of size s moves a logit by up to 2 s and by more than s / 8."""
+    """The bound is 32 x 2^-24 of the largest logit; a wave of size s moves a logit by s / 8 to 2 s."""
     size, bound = 10.0**exponent, TIMES_NOISE * 2.0**-24 * peak()
     verdicts = {f.verdict for f in answers(PROBES["future"], leaking(size))}
     if size / 8 > 1.5 * bound:

@@ -27,6 +27,7 @@ VERBS = {
     "fill": "the likeliest words at a mask",
     "flops": "FLOPs per component and convention",
     "generate": "continue a prompt",
+    "inspect": "a checkpoint from its headers: what it is and whether its config is true of it",
     "memory": "weights, cache, logits, scores, in bytes",
     "parts": "the exploded parts list",
     "plan": "layouts of training on many devices, ranked",

@@ -18,7 +18,7 @@ from scantling.parts.part import Shape, Step, Workload
 from scantling.parts.transformer import Transformer
 from scantling.study.facts import Fact, facts
 
-ABOUT = ("name", "source", "published")
+ABOUT = ("name", "training", "inference", "source", "published")
 """Keys that say where a card is from and change nothing in the model."""
 NUMBERS = ("parameters", "FLOPs", "memory")
 FATES = ("same", "other_shape", "new", "gone")
