@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from scantling.parts.dims import Dim, Shape
 from scantling.parts.leaf import HeadNorm, LayerNorm, Linear, Norm, RMSNorm
-from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.part import FREE, Cost, Factor, Part, Step, Workload
 from scantling.parts.position import NoPosition, Position
 from scantling.visibility import Visibility
 
@@ -71,36 +72,37 @@ class Attention(Part):
         return {"keys": kept, "values": kept}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        b, t, s, d = w.batch, w.tokens, w.keys, self.d_head
-        queries, new, kept = (b, self.n_heads, t, d), (b, self.n_kv_heads, t, d), (b, self.n_kv_heads, s, d)
-        yield from self.steps_of("q", w, "W_Q", "What each token asks.")
-        yield from self.steps_of("k", w, "W_K", "What each token answers to.")
-        yield from self.steps_of("v", w, "W_V", "What each token hands over.")
+        B, T, S, D = w.B, w.T, w.S, Dim("d_head", self.d_head)
+        H, H_kv, d = Dim("H", self.n_heads), Dim("H_kv", self.n_kv_heads), Dim("d_model", self.d_model)
+        yield from self.steps_of("q", w, "W_Q", "What each token asks.", {"d_in": d, "d_out": H * D})
+        yield from self.steps_of("k", w, "W_K", "What each token answers to.", {"d_in": d, "d_out": H_kv * D})
+        yield from self.steps_of("v", w, "W_V", "What each token hands over.", {"d_in": d, "d_out": H_kv * D})
         if self.clip:
-            for name, heads in (("q", self.n_heads), ("k", self.n_kv_heads), ("v", self.n_kv_heads)):
-                yield Step(f":{name}_clipped", f"clip {name}", (b, t, heads * d), formula=f"clamp to {self.clip:g}")
+            for name, heads in (("q", H), ("k", H_kv), ("v", H_kv)):
+                yield Step(f":{name}_clipped", f"clip {name}", (B, T, heads * D), formula=f"clamp to {self.clip:g}")
         yield from self._norm_steps(w, over_width=True)
-        for name, shape in (("q", queries), ("k", new), ("v", new)):
+        for name, heads in (("q", H), ("k", H_kv), ("v", H_kv)):
             note = "The same numbers, seen head by head."
-            letter = "H" if name == "q" else "H_kv"
-            formula = f"(B,T,{letter}*D) -> (B,{letter},T,D)"
-            yield Step(f":{name}_heads", f"split {name} into heads", shape, formula=formula, note=note)
+            formula = f"(B, T, {heads.symbol}*d_head) -> (B, {heads.symbol}, T, d_head)"
+            yield Step(f":{name}_heads", f"split {name} into heads", (B, heads, T, D), formula=formula, note=note)
         yield from self._norm_steps(w, over_width=False)
         if self.position.turned:
-            for name, shape in (("q", queries), ("k", new)):
-                note = "Turns pairs of channels by the position: no parameters."
-                yield Step(f":{name}_rotated", f"RoPE on {name}", shape, formula="x cos + rot(x) sin", note=note)
+            for name, heads in (("q", H), ("k", H_kv)):
+                note, formula = "Turns pairs of channels by the position: no parameters.", "x cos + rot(x) sin"
+                yield Step(f":{name}_rotated", f"RoPE on {name}", (B, heads, T, D), formula=formula, note=note)
         if self.visibility.causal and not w.training:
+            kept = (B, H_kv, S, D)
             yield Step(":keys", "keys in the cache", kept, formula="S = P + T", note="Kept for later tokens.")
             yield Step(":values", "values in the cache", kept, formula="S = P + T", note="Kept for later tokens.")
         if self.sinks:
             note = "A score per head that takes weight and gives no value."
-            yield Step(":sinks", "attention sinks", (self.n_heads,), self.n_heads, formula="s_h", note=note)
-        pairs = visible_pairs(w, self.visibility)
-        yield from mix_steps(w, w.keys, pairs, self.n_heads, self.n_kv_heads, self.d_head, self.d_head)
-        note = "The heads' results side by side."
-        yield Step(":merged", "merge heads", (b, t, self.n_heads * d), formula="(B,H,T,D) -> (B,T,H*D)", note=note)
-        yield from self.steps_of("o", w, "W_O", "Writes what was read back to the stream's width.")
+            factors = (Factor("s", (H,), FREE, weight=True),)
+            yield Step(":sinks", "attention sinks", (H,), self.n_heads, formula="s_h", note=note, factors=factors)
+        yield from mix_steps(w, S, pairs_of(w, self.visibility), H, H_kv, D, D)
+        note, formula = "The heads' results side by side.", "(B, H, T, d_head) -> (B, T, H*d_head)"
+        yield Step(":merged", "merge heads", (B, T, H * D), formula=formula, note=note)
+        note = "Writes what was read back to the stream's width."
+        yield from self.steps_of("o", w, "W_O", note, {"d_in": H * D, "d_out": d})
 
     @property
     def _norm_over_width(self) -> bool:
@@ -111,9 +113,11 @@ class Attention(Part):
     def _norm_steps(self, w: Workload, over_width: bool) -> Iterator[Step]:
         if self.q_norm is None or self._norm_over_width != over_width:
             return
-        for name, heads in (("q", self.n_heads), ("k", self.n_kv_heads)):
-            lead = None if over_width else (w.batch, heads, w.tokens)
-            yield from self.steps_of(f"{name}_norm", replace(w, lead=lead), note=f"Keeps the size of {name} in bounds.")
+        D = Dim("d_head", self.d_head)
+        for name, heads in (("q", Dim("H", self.n_heads)), ("k", Dim("H_kv", self.n_kv_heads))):
+            lead = None if over_width else (w.B, heads, w.T)
+            note, sizes = f"Keeps the size of {name} in bounds.", {"H": heads, "d": heads * D if over_width else D}
+            yield from self.steps_of(f"{name}_norm", replace(w, lead=lead), note=note, sizes=sizes)
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         b, t, _ = x.shape
@@ -145,42 +149,42 @@ class Attention(Part):
         return q, k, v
 
 
-def visible_pairs(w: Workload, visibility: Visibility) -> int:
-    """Pairs of query and key that are seen, in all rows together."""
-    if not w.prefix_lengths:
-        return w.batch * visibility.pairs(w.tokens, w.past)
-    return sum(visibility.pairs(w.tokens, w.past, prefix) for prefix in w.prefix_lengths)
+def pairs_of(w: Workload, visibility: Visibility) -> Cost:
+    """Pairs of query and key in all rows together: the square, its causal part, and those that are seen."""
+    square = w.batch * w.tokens * w.keys
+    causal = w.batch * Visibility().pairs(w.tokens, w.past) if visibility.causal else square
+    rows = w.prefix_lengths or (0,) * w.batch
+    return Cost(square, causal, sum(visibility.pairs(w.tokens, w.past, prefix) for prefix in rows))
 
 
-def mix_steps(
-    w: Workload, keys: int, seen: int, n_heads: int, n_kv_heads: int, d_head: int, d_value: int
-) -> Iterator[Step]:
-    """Rows from queries and keys of `d_head` channels and values of `d_value` to the mixed values.
+def mix_steps(w: Workload, S: Dim, pairs: Cost, H: Dim, H_kv: Dim, D: Dim, D_v: Dim) -> Iterator[Step]:
+    """Rows from queries (B, H, T, D) and keys (B, H_kv, S, D) with values (B, H_kv, S, D_v) to (B, H, T, D_v).
 
     Args:
-        keys: S, positions that are read from.
-        seen: how many of the B x T x S pairs are.
+        S: positions that are read from.
+        pairs: of query and key, in each convention.
     """
-    b, h, t, s = w.batch, n_heads, w.tokens, keys
-    pairs, visible = 2 * b * h * t * s, 2 * h * seen
-    if (group := n_heads // n_kv_heads) > 1:
+    B, T, each = w.B, w.T, pairs.scaled(2 * H.size)
+    by_score, by_value = each.scaled(D.size), each.scaled(D_v.size)
+    if (group := H.size // H_kv.size) > 1:
         stored = w.kernel == "reference"
         note = f"Each KV head serves {group} query heads" + ("." if stored else ": an index, nothing is copied.")
-        for name, width in (("k", d_head), ("v", d_value)):
-            shape, formula = (b, h, s, width), f"head i <- i // {group}"
-            op = f"repeat {name} {group}x"
-            yield Step(f":{name}_shared", op, shape, formula=formula, note=note, stored=stored)
+        for name, width in (("k", D), ("v", D_v)):
+            formula, op = f"head i <- i // {group}", f"repeat {name} {group}x"
+            yield Step(f":{name}_shared", op, (B, H, S, width), formula=formula, note=note, stored=stored)
+    q, k, v = Factor("q", (B, H, T, D)), Factor("k", (B, H, S, D)), Factor("v", (B, H, S, D_v))
+    weights = Factor("weights", (B, H, T, S))
     if w.kernel == "reference":
-        cost, formula = (pairs * d_head, visible * d_head), "q k^T * scale"
-        yield Step(
-            ":scores", "scores", (b, h, t, s), 0, *cost, formula=formula, note="How well each query fits each key."
-        )
+        note, formula = "How well each query fits each key.", "q k^T * scale"
+        yield Step(":scores", "scores", (B, H, T, S), 0, by_score, formula=formula, note=note, factors=(q, k))
         note = "Each row adds up to 1."
-        yield Step(":weights", "softmax", (b, h, t, s), formula="softmax over visible keys", note=note)
-        cost = (pairs * d_value, visible * d_value)
-        note = "What each query takes home."
-        yield Step(":mixed", "mix values", (b, h, t, d_value), 0, *cost, formula="weights v", note=note)
+        yield Step(":weights", "softmax", (B, H, T, S), formula="softmax over visible keys", note=note)
+        note, read = "What each query takes home.", (weights, v)
+        yield Step(":mixed", "mix values", (B, H, T, D_v), 0, by_value, formula="weights v", note=note, factors=read)
     else:
         note = "Scores, softmax and mix in one kernel: the T x S matrix is never stored."
-        cost, formula = (pairs * (d_head + d_value), visible * (d_head + d_value)), "softmax(q k^T * scale) v"
-        yield Step(":mixed", "attention (fused)", (b, h, t, d_value), 0, *cost, formula=formula, note=note)
+        cost = Cost(*(a + b for a, b in zip(by_score, by_value, strict=True)))
+        inside = weights._replace(cost=by_value, stored=False)
+        q, k, v = q._replace(cost=by_score), k._replace(cost=by_score), v._replace(cost=by_value)
+        factors, formula = (q, k, v, inside), "softmax(q k^T * scale) v"
+        yield Step(":mixed", "attention (fused)", (B, H, T, D_v), 0, cost, formula=formula, note=note, factors=factors)

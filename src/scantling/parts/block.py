@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scantling.parts.dims import Dim
 from scantling.parts.leaf import Norm
 from scantling.parts.part import Part, Step, Workload
 
@@ -60,12 +61,12 @@ class Block(Part):
         for sub in self.sublayers:
             for name in (sub.norm_name("in"), sub.name, sub.norm_name("res")):
                 if name is not None:
-                    yield from self.steps_of(name, w)
+                    yield from self.steps_of(name, w, sizes={"d": Dim("d_model", self.d_model)})
             yield _added(
                 f":after_{sub.name}", w, self.d_model, "norm(x) + f(norm(x))" if self.from_norm else "x + f(x)"
             )
             if (name := sub.norm_name("out")) is not None:
-                yield from self.steps_of(name, w)
+                yield from self.steps_of(name, w, sizes={"d": Dim("d_model", self.d_model)})
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         for sub in self.sublayers:
@@ -99,7 +100,7 @@ class ParallelBlock(Part):
         for sub in self.sublayers:
             for name in (sub.norm_name("in"), sub.name):
                 if name is not None:
-                    yield from self.steps_of(name, w)
+                    yield from self.steps_of(name, w, sizes={"d": Dim("d_model", self.d_model)})
         yield _added(":after_all", w, self.d_model, "x + f(x) + g(x)")
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
@@ -113,4 +114,4 @@ class ParallelBlock(Part):
 
 def _added(path: str, w: Workload, d_model: int, formula: str) -> Step:
     note = "Adds to the stream; nothing is overwritten."
-    return Step(path, "residual add", (w.batch, w.tokens, d_model), formula=formula, note=note)
+    return Step(path, "residual add", (w.B, w.T, Dim("d_model", d_model)), formula=formula, note=note)

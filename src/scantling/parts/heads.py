@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from scantling.parts.dims import Dim, Dims, Shape
 from scantling.parts.leaf import Linear, Norm
-from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.part import FREE, Factor, Part, Step, Workload
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,11 @@ class Transform(Part):
         return named | ({"norm": self.norm} if self.norm else {})
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        yield from self.steps_of("dense", w, "transform", "One more look at each vector before the scores.")
-        yield Step(":acted", self.act, (*w.rows, self.d_out), formula=f"{self.act}(x W^T)")
+        out, note = Dim("d_out", self.d_out), "One more look at each vector before the scores."
+        yield from self.steps_of("dense", w, "transform", note)
+        yield Step(":acted", self.act, (*w.rows, out), formula=f"{self.act}(x W^T)")
         if self.norm:
-            yield from self.steps_of("norm", w)
+            yield from self.steps_of("norm", w, sizes={"d": out})
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         x = ctx.mark(net, "acted", ctx.activate(self.act, net.dense(x)))
@@ -87,29 +89,36 @@ class Head(Part):
         return {"bias": (self.rows,)} if self._own_bias and self.fixed else {}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        shape, note = (*w.rows, self.rows), "A score for every token of the vocabulary."
+        V, rows = Dim("V", self.vocab_size), Dim("V" if self.rows == self.vocab_size else "V_rows", self.rows)
+        d = Dim("d_model", self.d_model)
+        width = d if self.width == self.d_model else Dim("d_embed", self.width)
+        logits, note = (*w.rows, rows), "A score for every token of the vocabulary."
         if self.transform:
-            yield from self.steps_of("transform", w)
+            yield from self.steps_of("transform", w, sizes={"d_in": d, "d_out": width})
         elif self.width != self.d_model:
-            yield from self.steps_of("narrow", w, "narrow", "Back to the width of the token table.")
+            narrower = {"d_in": d, "d_out": width}
+            yield from self.steps_of("narrow", w, "narrow", "Back to the width of the token table.", narrower)
         if self.scale:
             formula = f"{self.scale:g} x"
-            yield Step(":scaled", "scale", (*w.rows, self.width), formula=formula, note="Keeps the logits in bounds.")
+            yield Step(":scaled", "scale", (*w.rows, width), formula=formula, note="Keeps the logits in bounds.")
         owned = 0 if self.fixed else self.rows
+        shift = () if self.fixed else (Factor("b", (rows,), FREE, weight=True),)
         if self.tied:
-            flops = next(Linear(self.width, self.rows).steps(w)).flops
+            cost = next(Linear(self.width, self.rows).steps(w)).cost
             params, formula = (owned, "x E^T + b") if self.bias else (0, "x E^T")
-            yield Step(":product", "LM head (tied)", shape, params, flops, flops, formula=formula, note=note)
+            table = (Factor("x", (*w.rows, width)), Factor("E", (rows, width), weight=True))
+            factors = (*table, *shift) if self.bias else table
+            yield Step(":product", "LM head (tied)", logits, params, cost, formula=formula, note=note, factors=factors)
         else:
-            yield from self.steps_of("matrix", w, "LM head", note)
+            yield from self.steps_of("matrix", w, "LM head", note, {"d_in": width, "d_out": rows})
             if self._own_bias:
-                yield Step(":shifted", "shift", shape, owned, formula="x + b", note="A stored shift per token.")
+                note = "A stored shift per token."
+                yield Step(":shifted", "shift", logits, owned, formula="x + b", note=note, factors=shift)
         if self.softcap:
             formula = f"{self.softcap:g} tanh(x / {self.softcap:g})"
-            yield Step(":capped", "soft cap", shape, formula=formula, note="Keeps the logits in bounds.")
+            yield Step(":capped", "soft cap", logits, formula=formula, note="Keeps the logits in bounds.")
         if self.rows != self.vocab_size:
-            cut = (*w.rows, self.vocab_size)
-            yield Step(":cut", "cut the padding", cut, formula="x[:V]", note="Padded rows are no tokens.")
+            yield Step(":cut", "cut the padding", (*w.rows, V), formula="x[:V]", note="Padded rows are no tokens.")
 
     def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
         if self.transform:
@@ -132,13 +141,13 @@ class Head(Part):
 
     def outcome_steps(self, w: Workload) -> Iterator[Step]:
         """Rows of what is read from the logits: probabilities, and a loss where there is a target."""
-        v = self.vocab_size
+        V = Dim("V", self.vocab_size)
         if not self.next_token:
-            yield from _outcome(w, (w.batch, w.tokens, v), "softmax", "The distribution of each token's own place.")
+            yield from _outcome(w, (w.B, w.T, V), "softmax", "The distribution of each token's own place.")
             return
         if not w.training:
             note = "The distribution of the next token, from the last position."
-            yield Step(":probabilities", "softmax", (w.batch, v), formula="softmax(logits[-1])", note=note, dtype=WIDE)
+            yield Step(":probabilities", "softmax", (w.B, V), formula="softmax(logits[-1])", note=note, dtype=WIDE)
         if w.tokens > 1 and not w.last_only:
             note = "Each position against the token that follows it; mean, in nats."
             yield Step(":loss", "cross-entropy", (), formula="-log p(next token)", note=note, dtype=WIDE)
@@ -155,10 +164,10 @@ class Head(Part):
 WIDE = "float32"
 
 
-def _outcome(w: Workload, shape: Shape, scores: str, note: str) -> Iterator[Step]:
+def _outcome(w: Workload, axes: Dims, scores: str, note: str) -> Iterator[Step]:
     """Probabilities in inference; in training the loss, whose targets come from outside."""
     if not w.training:
-        yield Step(":probabilities", scores, shape, formula=f"{scores}(logits)", note=note, dtype=WIDE)
+        yield Step(":probabilities", scores, axes, formula=f"{scores}(logits)", note=note, dtype=WIDE)
     else:
         yield Step(":loss", "cross-entropy", (), formula="-log p(target)", note="Mean, in nats.", dtype=WIDE)
 
@@ -194,12 +203,14 @@ class Labels(Part):
         return named | {"matrix": Linear(self.d_model, self.n_labels, self.bias)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
+        d = Dim("d_model", self.d_model)
         if self.pool:
-            yield _pooled_step(w, self.d_model, self.pool)
-        inner = replace(w, lead=(w.batch,)) if self.pool else w
+            yield _pooled_step(w, d, self.pool)
+        inner = replace(w, lead=(w.B,)) if self.pool else w
         if self.transform:
-            yield from self.steps_of("transform", inner)
-        yield from self.steps_of("matrix", inner, "classifier", "A score for every label.")
+            yield from self.steps_of("transform", inner, sizes={"d_in": d, "d_out": d})
+        sizes = {"d_in": d, "d_out": Dim("n_labels", self.n_labels)}
+        yield from self.steps_of("matrix", inner, "classifier", "A score for every label.", sizes)
         if self.flat:
             yield Step(":flat", "drop the axis", inner.rows, formula="x[..., 0]", note="One score per token.")
 
@@ -213,9 +224,9 @@ class Labels(Part):
 
     def outcome_steps(self, w: Workload) -> Iterator[Step]:
         """Rows of what is read from the logits."""
-        lead = (w.batch,) if self.pool else (w.batch, w.tokens)
-        shape = lead if self.flat else (*lead, self.n_labels)
-        yield from _outcome(w, shape, self.scores, "How likely each label is.")
+        lead = (w.B,) if self.pool else (w.B, w.T)
+        axes = lead if self.flat else (*lead, Dim("n_labels", self.n_labels))
+        yield from _outcome(w, axes, self.scores, "How likely each label is.")
 
     def outcome(self, net: Any, ids: Any, logits: Any, ctx: Any) -> tuple[Any, Any]:
         """Probabilities, None in training; and a loss in training."""
@@ -244,15 +255,16 @@ class TextVector(Part):
         return {} if self.transform is None else {"transform": self.transform}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        text = replace(w, lead=(w.batch,))
+        text, d = replace(w, lead=(w.B,)), Dim("d_model", self.d_model)
+        square = {"d_in": d, "d_out": d}
         if self.spare and not w.training:
-            yield from self.steps_of("transform", text, note="In the file; nothing reads it.")
-        yield _pooled_step(w, self.d_model, self.pool)
+            yield from self.steps_of("transform", text, note="In the file; nothing reads it.", sizes=square)
+        yield _pooled_step(w, d, self.pool)
         if self.transform and not self.spare:
-            yield from self.steps_of("transform", text)
+            yield from self.steps_of("transform", text, sizes=square)
         if self.normalize:
             note = "Length 1, so that a product of two vectors is their cosine."
-            yield Step(":unit", "normalise", (w.batch, self.d_model), formula="x / |x|", note=note)
+            yield Step(":unit", "normalise", (w.B, d), formula="x / |x|", note=note)
 
     def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
         if self.spare and not ctx.training:
@@ -293,9 +305,9 @@ class NoHead(Part):
         return None, None
 
 
-def _pooled_step(w: Workload, d_model: int, pool: str) -> Step:
+def _pooled_step(w: Workload, d: Dim, pool: str) -> Step:
     formula = {"first": "x[0]", "mean": "mean of real x", "last": "last real x"}[pool]
-    return Step(":pooled", f"pool: {pool}", (w.batch, d_model), formula=formula, note="One vector for the text.")
+    return Step(":pooled", f"pool: {pool}", (w.B, d), formula=formula, note="One vector for the text.")
 
 
 AnyHead = Head | Labels | TextVector | NoHead

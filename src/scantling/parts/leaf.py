@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.dims import Dim, Shape, elements
+from scantling.parts.part import FREE, Cost, Factor, Part, Step, Workload
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,9 +26,11 @@ class Linear(Part):
         return matrix | {"bias": (self.d_out,)} if self.bias else matrix
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        flops = 2 * math.prod(w.rows) * self.d_in * self.d_out
+        cost = Cost.of(2 * elements(w.rows) * self.d_in * self.d_out)
+        d_in, d_out = Dim("d_in", self.d_in), Dim("d_out", self.d_out)
+        factors = (Factor("x", (*w.rows, d_in)), _weight("W", d_out, d_in), *_shift(self.bias, d_out))
         formula = "x W^T + b" if self.bias else "x W^T"
-        yield Step("", "linear", (*w.rows, self.d_out), self.params, flops, flops, formula=formula)
+        yield Step("", "linear", (*w.rows, d_out), self.params, cost, formula=formula, factors=factors)
 
     def module(self, path: str) -> nn.Module:
         from torch import nn
@@ -50,16 +52,11 @@ class GroupedLinear(Part):
         return matrix | {"bias": (self.n_experts, self.d_out)} if self.bias else matrix
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        flops = 2 * math.prod(w.rows) * self.d_in * self.d_out
-        yield Step(
-            "",
-            "expert linear",
-            (*w.rows, self.d_out),
-            self.params,
-            flops,
-            flops,
-            formula="x W_e^T + b_e" if self.bias else "x W_e^T",
-        )
+        cost = Cost.of(2 * elements(w.rows) * self.d_in * self.d_out)
+        E, d_in, d_out = Dim("E", self.n_experts), Dim("d_in", self.d_in), Dim("d_out", self.d_out)
+        factors = (Factor("x", (*w.rows, d_in)), _weight("W", E, d_out, d_in), *_shift(self.bias, E, d_out))
+        formula = "x W_e^T + b_e" if self.bias else "x W_e^T"
+        yield Step("", "expert linear", (*w.rows, d_out), self.params, cost, formula=formula, factors=factors)
 
     def forward(self, net: Any, x: Any, groups: Any) -> Any:
         return groups.linear(x, net.weight, net.bias if self.bias else None)
@@ -76,7 +73,9 @@ class Embedding(Part):
         return {"weight": (self.rows, self.d_model)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        yield Step("", "embedding lookup", (*w.rows, self.d_model), self.params, formula="E[ids]")
+        d = Dim("d", self.d_model)
+        factors = (_gain("E", Dim("rows", self.rows), d),)
+        yield Step("", "embedding lookup", (*w.rows, d), self.params, formula="E[ids]", factors=factors)
 
     def module(self, path: str) -> nn.Module:
         import torch
@@ -114,7 +113,8 @@ class RMSNorm(Part):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         formula = f"x / sqrt(mean(x^2) + {self.eps:g}) * " + ("(1 + w)" if self.plus_one else "w")
-        yield Step("", "RMSNorm", (*w.rows, self.d), self.params, formula=formula, note="Sets each vector's size.")
+        d, note = Dim("d", self.d), "Sets each vector's size."
+        yield Step("", "RMSNorm", (*w.rows, d), self.params, formula=formula, note=note, factors=(_gain("w", d),))
 
     def module(self, path: str) -> nn.Module:
         from torch import nn
@@ -146,8 +146,9 @@ class LayerNorm(Part):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         formula = f"(x - mean) / sqrt(var + {self.eps:g}) * w" + (" + b" if self.bias else "")
-        note = "Centres each vector and sets its size."
-        yield Step("", "LayerNorm", (*w.rows, self.d), self.params, formula=formula, note=note)
+        d, note = Dim("d", self.d), "Centres each vector and sets its size."
+        factors = (_gain("w", d), *_shift(self.bias, d))
+        yield Step("", "LayerNorm", (*w.rows, d), self.params, formula=formula, note=note, factors=factors)
 
     def module(self, path: str) -> nn.Module:
         from torch import nn
@@ -177,9 +178,10 @@ class HeadNorm(Part):
         return {"weight": (self.n_heads, self.d)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        shape = (w.batch, self.n_heads, w.tokens, self.d)
-        name = "LayerNorm" if self.centred else "RMSNorm"
-        yield Step("", f"{name} per head", shape, self.params, formula=f"norm(x) * w_h, eps {self.eps:g}")
+        H, d = Dim("H", self.n_heads), Dim("d", self.d)
+        name, formula = "LayerNorm" if self.centred else "RMSNorm", f"norm(x) * w_h, eps {self.eps:g}"
+        factors = (_gain("w", H, d),)
+        yield Step("", f"{name} per head", (w.B, H, w.T, d), self.params, formula=formula, factors=factors)
 
     def forward(self, net: Any, x: Any) -> Any:
         wide = x.float()
@@ -190,3 +192,17 @@ class HeadNorm(Part):
 
 
 Norm = RMSNorm | LayerNorm
+
+
+def _weight(name: str, *dims: Dim) -> Factor:
+    """The matrix of a product."""
+    return Factor(name, dims, weight=True)
+
+
+def _gain(name: str, *dims: Dim) -> Factor:
+    """A weight whose gradient takes no product."""
+    return Factor(name, dims, FREE, weight=True)
+
+
+def _shift(present: bool, *dims: Dim) -> tuple[Factor, ...]:
+    return (_gain("b", *dims),) if present else ()

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scantling.parts.dims import Dim
 from scantling.parts.leaf import GroupedLinear, Linear
 from scantling.parts.part import Part, Step, Workload
 
@@ -42,10 +43,11 @@ class MLP(Part):
         }
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        yield from self.steps_of("up", w, "up", "Widens each token's vector.")
+        d, d_ff = Dim("d_model", self.d_model), Dim("d_ff", self.d_ff)
+        yield from self.steps_of("up", w, "up", "Widens each token's vector.", {"d_in": d, "d_out": d_ff})
         note = "The only step of the MLP that is not linear."
-        yield Step(":hidden", self.act, (*w.rows, self.d_ff), formula=f"{self.act}(up)", note=note)
-        yield from self.steps_of("down", w, "down", "Back to the stream's width.")
+        yield Step(":hidden", self.act, (*w.rows, d_ff), formula=f"{self.act}(up)", note=note)
+        yield from self.steps_of("down", w, "down", "Back to the stream's width.", {"d_in": d_ff, "d_out": d})
 
     def forward(self, net: Any, x: Any, ctx: Any, *groups: Any) -> Any:
         hidden = ctx.mark(net, "hidden", ctx.activate(self.act, net.up(x, *groups)))
@@ -80,12 +82,14 @@ class GatedMLP(Part):
         }
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        yield from self.steps_of("gate", w, "gate", "Decides how much of each hidden channel passes.")
-        yield from self.steps_of("up", w, "up", "Widens each token's vector.")
+        d, d_ff = Dim("d_model", self.d_model), Dim("d_ff", self.d_ff)
+        note, wider = "Decides how much of each hidden channel passes.", {"d_in": d, "d_out": d_ff}
+        yield from self.steps_of("gate", w, "gate", note, wider)
+        yield from self.steps_of("up", w, "up", "Widens each token's vector.", wider)
         formula = f"{self.act}(gate) * up" if self.clamp is None else "(up + 1) * gate * sigmoid(alpha gate), clamped"
         note = "The gate scales each hidden channel."
-        yield Step(":hidden", f"{self.act}(gate) x up", (*w.rows, self.d_ff), formula=formula, note=note)
-        yield from self.steps_of("down", w, "down", "Back to the stream's width.")
+        yield Step(":hidden", f"{self.act}(gate) x up", (*w.rows, d_ff), formula=formula, note=note)
+        yield from self.steps_of("down", w, "down", "Back to the stream's width.", {"d_in": d_ff, "d_out": d})
 
     def forward(self, net: Any, x: Any, ctx: Any, *groups: Any) -> Any:
         gate, up = net.gate(x, *groups), net.up(x, *groups)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from scantling.parts.dims import Dim, Shape
 from scantling.parts.leaf import Linear
 from scantling.parts.mlp import MLP, GatedMLP
-from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.part import Part, Step, Workload
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,15 @@ class Router(Part):
         return {"selection_bias": (self.n_experts,)} if self.selection_bias else {}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        yield from self.steps_of("choose", w, "router", "Scores every expert for each token.")
+        d, E, k = Dim("d_model", self.d_model), Dim("E", self.n_experts), Dim("k", self.top_k)
+        note = "Scores every expert for each token."
+        yield from self.steps_of("choose", w, "router", note, {"d_in": d, "d_out": E})
         if self.selection_bias:
             note = "Decides who is chosen, not with what weight."
-            yield Step(":selection", "selection bias", (*w.rows, self.n_experts), formula="s + b", note=note)
+            yield Step(":selection", "selection bias", (*w.rows, E), formula="s + b", note=note)
         kind = {"softmax": "softmax", "sigmoid": "sigmoid", "top_softmax": "scores, then softmax"}[self.scores]
         formula = f"top-{self.top_k} of {kind}" + (", divided by their sum" if self.normalize else "")
-        yield Step(":kept", "choose experts", (*w.rows, self.top_k), formula=formula, note="The weights of the chosen.")
+        yield Step(":kept", "choose experts", (*w.rows, k), formula=formula, note="The weights of the chosen.")
 
     def forward(self, net: Any, x: Any, ctx: Any) -> tuple[Any, Any]:
         """x (B, T, d) -> weights (B, T, top_k) in x's dtype, expert ids (B, T, top_k)."""
@@ -116,19 +118,19 @@ class MoE(Part):
         return self.experts.params // router.n_experts * (router.n_experts - router.top_k)
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        sent = math.prod(w.rows) * self.router.top_k
-        shape = (*w.rows, self.router.d_model)
+        d, sent = Dim("d_model", self.router.d_model), Dim("k", self.router.top_k)
+        for axis in reversed(w.rows):
+            sent = axis * sent
         yield from self.steps_of("router", w)
         note = "Each token once per chosen expert, sorted by expert."
-        yield Step(":sent", "send to experts", (sent, self.router.d_model), formula="x[order]", note=note)
+        yield Step(":sent", "send to experts", (sent, d), formula="x[order]", note=note)
         yield from self.steps_of("experts", replace(w, lead=(sent,)))
         note = "Each token's expert outputs, weighted and added."
-        yield Step(":combined", "combine", shape, formula="sum_e weight_e y_e", note=note)
+        yield Step(":combined", "combine", (*w.rows, d), formula="sum_e weight_e y_e", note=note)
         if self.shared:
             yield from self.steps_of("shared", w)
-            yield Step(
-                ":with_shared", "add the shared MLP", shape, formula="y + shared(x)", note="Used by every token."
-            )
+            note = "Used by every token."
+            yield Step(":with_shared", "add the shared MLP", (*w.rows, d), formula="y + shared(x)", note=note)
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         kept, experts = net.router(x, ctx)

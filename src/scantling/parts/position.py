@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from scantling.parts.dims import ONE, Dim, Shape
 from scantling.parts.leaf import Embedding
-from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.part import Part, Step, Workload
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,10 +72,12 @@ class Learned(Position):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         # Where tokens are counted, each row has positions of its own.
-        rows = Workload(1 if self.pad_id is None else w.batch, w.tokens)
-        yield from self.steps_of("table", rows, "position lookup", "One trained vector per position.")
+        rows = Workload(lead=(ONE if self.pad_id is None else w.B, w.T))
+        d, note = Dim("d_model", self.d_model), "One trained vector per position."
+        sizes = {"d": d, "rows": Dim("positions", self.n_positions + self.offset)}
+        yield from self.steps_of("table", rows, "position lookup", note, sizes)
         note = "Now the order shows in the vectors."
-        yield Step(":added", "add positions", (*w.rows, self.d_model), formula="x + P[positions]", note=note)
+        yield Step(":added", "add positions", (*w.rows, d), formula="x + P[positions]", note=note)
 
     def embed(self, net: Any, x: Any, ctx: Any) -> Any:
         if self.pad_id is not None:
@@ -104,12 +107,12 @@ class Sinusoidal(Position):
         return {} if self.rows is None else {"table": WaveTable(self.rows, self.d_model, self.theta, self.halves)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
+        d = Dim("d_model", self.d_model)
         if self.rows is not None:
-            yield from self.steps_of(
-                "table", Workload(1, w.tokens), "position lookup", "One fixed vector per position."
-            )
+            rows, note = Workload(lead=(ONE, w.T)), "One fixed vector per position."
+            yield from self.steps_of("table", rows, "position lookup", note, {"d": d})
         note, formula = "Now the order shows in the vectors.", "x + [sin, cos](p / theta^(2i/d))"
-        yield Step(":added", "add waves", (*w.rows, self.d_model), formula=formula, note=note)
+        yield Step(":added", "add waves", (*w.rows, d), formula=formula, note=note)
 
     def embed(self, net: Any, x: Any, ctx: Any) -> Any:
         if self.rows is not None:
@@ -133,7 +136,7 @@ class WaveTable(Part):
         return {"weight": (self.rows, self.d_model)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        yield Step("", "embedding lookup", (*w.rows, self.d_model), self.params, formula="E[positions]")
+        yield Step("", "embedding lookup", (*w.rows, Dim("d", self.d_model)), self.params, formula="E[positions]")
 
     def module(self, path: str) -> nn.Module:
         import torch

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scantling.parts.dims import ONE, Dim
 from scantling.parts.leaf import Embedding
 from scantling.parts.part import Part, Step, Workload
 from scantling.parts.position import Position
@@ -32,9 +33,10 @@ class RelativeBias(Position):
         return {"table": Embedding(self.buckets, self.n_heads)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        distances = Workload(lead=(w.keys + w.tokens - 1,))
+        distances = Workload(lead=(w.S + w.T - ONE,))
+        sizes = {"d": Dim("H", self.n_heads), "rows": Dim("buckets", self.buckets)}
         note = "One learned shift per distance and head; all layers of the stack share them."
-        yield from self.steps_of("table", distances, "bias per distance", note)
+        yield from self.steps_of("table", distances, "bias per distance", note, sizes)
 
     def embed(self, net: Any, x: Any, ctx: Any) -> Any:
         ctx.hold(self, net.table(ctx.buckets(self.buckets, self.max_distance, self.both_ways)))

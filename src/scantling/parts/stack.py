@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scantling.parts.dims import Dim
 from scantling.parts.leaf import Embedding, Linear, Norm
 from scantling.parts.part import Child, Part, Step, Workload, cycles
 from scantling.parts.position import Position
@@ -23,9 +24,10 @@ class TokenTypes(Part):
         return {"table": Embedding(self.n_types, self.d_model)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        yield from self.steps_of("table", w, "type lookup", "One trained vector per kind of token.")
+        d, note = Dim("d_model", self.d_model), "One trained vector per kind of token."
+        yield from self.steps_of("table", w, "type lookup", note, {"d": d, "rows": Dim("types", self.n_types)})
         note = "Now it shows which text is which."
-        yield Step(":added", "add types", (*w.rows, self.d_model), formula="x + S[types]", note=note)
+        yield Step(":added", "add types", (*w.rows, d), formula="x + S[types]", note=note)
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         return ctx.mark(net, "added", x + net.table(ctx.types))
@@ -61,20 +63,24 @@ class Stack(Part):
         return {name: part for name, part in named.items() if part is not None}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        if self.types:
-            yield from self.steps_of("types", w)
-        yield from self.steps_of("position", w)
-        if self.embed_norm:
-            yield from self.steps_of("embed_norm", w)
+        narrow: dict[str, Dim] = {}
         if self.widen:
-            yield from self.steps_of("widen", w, "widen", "From the tables' width to the stream's.")
+            narrow = {name: Dim("d_embed", self.widen.d_in) for name in ("d", "d_model")}
+        if self.types:
+            yield from self.steps_of("types", w, sizes=narrow)
+        yield from self.steps_of("position", w, sizes=narrow)
+        if self.embed_norm:
+            yield from self.steps_of("embed_norm", w, sizes=narrow or {"d": Dim("d_model", self.embed_norm.d)})
+        if self.widen:
+            sizes = {"d_in": narrow["d"], "d_out": Dim("d_model", self.widen.d_out)}
+            yield from self.steps_of("widen", w, "widen", "From the tables' width to the stream's.", sizes)
         runs = [(0, len(self.blocks), 1)] if w.unrolled else cycles(self.blocks)
         for start, period, times in runs:
             for i in range(start, start + period):
                 for step in self.blocks[i].steps(w):
                     yield step.under(f"blocks.{i}").times(times)
         if self.final_norm:
-            yield from self.steps_of("final_norm", w)
+            yield from self.steps_of("final_norm", w, sizes={"d": Dim("d_model", self.final_norm.d)})
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         if self.types:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scantling.errors import ScantlingInputError
-from scantling.parts.heads import AnyHead
+from scantling.parts.dims import ONE, Dim
+from scantling.parts.heads import AnyHead, Head
 from scantling.parts.leaf import Embedding, Linear
 from scantling.parts.part import Child, Part, Step, Workload
 from scantling.parts.stack import Stack
@@ -73,26 +74,31 @@ class Transformer(Part):
         if self.decoder is None and w.past:
             raise ScantlingInputError(f"past is {w.past}: an encoder reads both ways and keeps no cache")
         if self.two_stacks and w.past == 0:
-            source = replace(w, tokens=w.sources, source=None, last_only=False)
+            source = replace(w, tokens=w.sources, source=None, last_only=False, of_source=True)
             yield from self._embed_steps(source, "embed", "source_")
             yield from self.steps_of("encoder", source)
         again = self.two_stacks and self.target_embed is None and w.past == 0
         for step in self._embed_steps(w, "target_embed" if self.target_embed else "embed"):
             yield replace(step, params=0) if again else step
         yield from self.steps_of(list(self.stacks)[-1], w)
-        yield from self.steps_of("head", replace(w, lead=(w.batch, 1)) if w.last_only else w)
+        yield from self.steps_of("head", replace(w, lead=(w.B, ONE)) if w.last_only else w)
         yield from self.head.outcome_steps(w)
 
     def _embed_steps(self, w: Workload, table: str, prefix: str = "") -> Iterator[Step]:
         note = "Text cut into pieces of the vocabulary."
         yield Step(f":{prefix}ids", "text to token ids", w.rows, formula="text -> ids", note=note, dtype="int64")
-        yield from self.steps_of(table, w, note="One row of the table per token.")
+        held = self.target_embed if table == "target_embed" and self.target_embed else self.embed
+        d, padded = Dim("d_model", self.d_model), isinstance(self.head, Head) and self.head.vocab_size != held.rows
+        vocab = Dim("V_rows" if padded else "V", held.rows)
+        width = d if held.d_model == self.d_model else Dim("d_embed", held.d_model)
+        yield from self.steps_of(table, w, note="One row of the table per token.", sizes={"d": width, "rows": vocab})
         if self.widen:
-            yield from self.steps_of("widen", w, "widen", "From the table's width to the stream's.")
+            note = "From the table's width to the stream's."
+            yield from self.steps_of("widen", w, "widen", note, {"d_in": width, "d_out": d})
         if self.scale is not None:
             note, formula = "Brings the vectors to the size the blocks expect.", f"{self.scale:g} x"
-            shape = (*w.rows, self.table.d_model if self.widen is None else self.d_model)
-            yield Step(f":{prefix}scaled", "scale embeddings", shape, formula=formula, note=note)
+            axes = (*w.rows, width if self.widen is None else d)
+            yield Step(f":{prefix}scaled", "scale embeddings", axes, formula=formula, note=note)
 
     def forward(self, net: Any, ids: Any, ctx: Any = None, source: Any = None) -> Any:
         """ids (B, T), of the target where there is a source (B, S): logits, or what the head gives."""
