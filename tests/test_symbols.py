@@ -163,6 +163,6 @@ def test_a_wrong_name_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_name_for_another_size_is_refused() -> None:
-    (step,) = sc.assemble(CARDS["llama"]).embed.steps(Workload())
+    model = sc.assemble(CARDS["llama"])
     with pytest.raises(AssertionError):
-        step.named({"d": Dim("d_model", step.shape[-1] + 1)})
+        list(model.steps_of("embed", Workload(), sizes={"d": Dim("d_model", model.d_model + 1)}))

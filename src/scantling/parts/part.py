@@ -209,21 +209,14 @@ class Step:
         """Over the pairs that are seen."""
         return self.cost.visible
 
-    def named(self, sizes: Mapping[str, Dim]) -> Step:
-        """The same row with other symbols for sizes, as the part knows them that uses this one."""
-        factors = tuple(factor._replace(dims=_named(factor.dims, sizes)) for factor in self.factors)
-        return replace(self, dims=_named(self.dims, sizes), factors=factors)
-
-    def under(self, prefix: str) -> Step:
-        """The same row seen from the parent: its path prefixed."""
-        return replace(self, path=join(prefix, self.path))
-
-    def times(self, repeat: int) -> Step:
-        """The same row standing for `repeat` equal blocks."""
-        return replace(self, repeat=self.repeat * repeat)
+    def under(self, prefix: str, repeat: int = 1) -> Step:
+        """The same row seen from the parent: its path prefixed, standing for `repeat` equal blocks."""
+        return replace(self, path=join(prefix, self.path), repeat=self.repeat * repeat)
 
 
 def _named(dims: Dims, sizes: Mapping[str, Dim]) -> Dims:
+    if not sizes:
+        return dims
     assert all(sizes[dim.symbol].size == dim.size for dim in dims if dim.symbol in sizes)
     return tuple(sizes.get(dim.symbol, dim) for dim in dims)
 
@@ -374,7 +367,14 @@ class Part:
         child = self.children()[name]
         assert isinstance(child, Part)
         for step in child.steps(w):
-            yield replace(step.named(sizes), path=join(name, step.path), op=op or step.op, note=note or step.note)
+            yield replace(
+                step,
+                path=join(name, step.path),
+                op=op or step.op,
+                note=note or step.note,
+                dims=_named(step.dims, sizes),
+                factors=tuple(factor._replace(dims=_named(factor.dims, sizes)) for factor in step.factors),
+            )
 
 
 def cycles(parts: tuple[Part, ...]) -> Iterator[tuple[int, int, int]]:

@@ -78,7 +78,7 @@ class Stack(Part):
         for start, period, times in runs:
             for i in range(start, start + period):
                 for step in self.blocks[i].steps(w):
-                    yield step.under(f"blocks.{i}").times(times)
+                    yield step.under(f"blocks.{i}", times)
         if self.final_norm:
             yield from self.steps_of("final_norm", w, sizes={"d": Dim("d_model", self.final_norm.d)})
 
