@@ -18,7 +18,7 @@ from scantling.checkpoint.families import FAMILIES
 from scantling.checkpoint.hf_config import card_of_config
 from scantling.checkpoint.names import foreign_shapes, links
 from scantling.numbers.count import count
-from scantling.numbers.flops import decode, flops
+from scantling.numbers.flops import decode, flops, half_at
 from scantling.numbers.memory import memory
 
 PARAMS = golden_json("params.json")
@@ -205,9 +205,9 @@ tied: true
 """
     from scantling.cards import read_text
 
-    f = flops(sc.assemble(read_text(text, "textbook")), sc.Workload(tokens=tokens))
-    assert round(100 * f.attention_share, 1) == share
-    assert f.crossover == 24576
+    model = sc.assemble(read_text(text, "textbook"))
+    assert round(100 * flops(model, sc.Workload(tokens=tokens)).attention_share, 1) == share
+    assert half_at(model)["full"] == 24576
 
 
 def test_sliding_window_counts_exact_pairs() -> None:
