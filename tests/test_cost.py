@@ -240,7 +240,6 @@ BASE = ["cost", "--params", "7B", "--train-tokens", "2T"]
         ([*BASE, "--device", "h100", "--convention", "causal"], "causal FLOPs need a model"),
         ([*BASE, "--device", "h100", "--context", "8"], "--context needs a MODEL"),
         ([*BASE, "--device", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
-        (["roofline", "gpt2"], "--device"),
         (["roofline", "gpt2", "--device", "h100", "--batch", "0"], "--batch"),
         (["roofline", "gpt2", "--device", "h100", "--context", "1025"], "1024 learned positions"),
         (["roofline", "gpt2", "--device", "tpu-v7x"], "has no memory_gb_per_s"),

@@ -11,7 +11,7 @@ from scantling.parts.transformer import Transformer
 
 CONVENTIONS: Mapping[str, str] = {
     "full": "attention over the whole T x S square",
-    "causal": "attention over the pairs whose key is not after the query, T (T + 1) / 2; windows ignored",
+    "causal": "of causal layers the pairs whose key is not after the query, T (T + 1) / 2; windows ignored",
     "visible": "attention over exactly the pairs that the layers let be seen, windows included",
 }
 """How the pairs of scores and mix are counted; all other products cost the same in each."""
