@@ -27,6 +27,7 @@ types: $(READY)
 
 docs: $(READY)
 	$(BIN)/python -m tests.support_matrix --write
+	$(BIN)/python -m tests.figures --write
 
 bench: $(READY)
 	$(BIN)/python bench/startup.py
