@@ -108,8 +108,8 @@ def kinds() -> list[str]:
         " share without its convention says neither.",
         "**Conditions.** 2 N needs T << 6 d, not T << d; a share of parameters is of a layer or of the model; 2 d of"
         " norms is RMSNorm's; a count of matrices leaves out biases and norms.",
-        "**Ranges that the table beside them leaves.** d / L of 100 to 130, 10 to 25 % at 2 k to 8 k, a model of the size"
-        " of GPT-2 XL, a straight line that lies well below a curve: each is contradicted by the rows it summarises.",
+        "**Ranges that the table beside them leaves.** d / L of 100 to 130, 10 to 25 % at 2 k to 8 k, a model as large"
+        " as GPT-2 XL, a straight line that lies well below a curve: each is contradicted by the rows it summarises.",
         "**Digits.** 85.0 for 84.9, 1.5 beside 1.56, 70 beside a rounded 69, a quarter of a million as 0 million.",
         "**A paper's own totals.** 65 and 213 million of the 2017 models cannot come from one vocabulary; with 37,000"
         " shared pieces they are the counts above.",
