@@ -48,9 +48,11 @@ can write these cards; a test fails where it is out of date.
   **no test**: no card of the laws makes the choice.
 - **within the trained length**: the angles follow the length of the sequence, so a cached or padded run equals the
   plain one only as long as no row exceeds the trained length.
+- **a row each**: every card with the choice gives one vector or one set of scores per row, so no two texts share one.
 - **encoders only**: a card with a decoder cannot make the choice, so nothing is cached.
 - *cached decoding*: logits of any pieces over the cache are those of one pass, for a decoder alone or one that reads an
   encoder. *padding*: padding on either side, that of the source too, and the neighbours of a row move no real token.
+  *packing*: documents that share a row give what each gives alone, those of the source too.
   *kernels*: no future token reaches a past logit, and an encoder reads both ways. *compile*:
   `torch.compile(fullgraph=True)`. *verify*: names, shapes, FLOPs and cache bytes, built and run on the meta device, are
   the predicted ones.
@@ -58,7 +60,6 @@ can write these cards; a test fails where it is out of date.
   config of a family is written from some card with the choice; **Hugging Face, if loaded** where only a model that came
   with such a config keeps it; else **own layout**: the card beside the weights, which Scantling reads. *GGUF*:
   architectures that say all of some card with the choice.
-- Packed rows (several documents in one) are not there yet, so no column is about them.
 """
 
 
@@ -98,10 +99,16 @@ def law_cards() -> dict[str, frozenset[str]]:
             *(cards_of(decoder, decoder.test_cache, kernel=name) for name in KERNELS)
         ),
         "padding": cards_of(part, part.test_padding_and_neighbours),
+        "packing": cards_of(part, part.test_packing, kernel="fused") & one_result_a_token(),
         **kernels,
         "compile": cards_of(part, part.test_it_compiles_without_a_graph_break),
         "verify": cards_of(part, part.test_execution),
     }
+
+
+def one_result_a_token() -> frozenset[str]:
+    """The cards of the laws whose head does not pool."""
+    return frozenset(name for name, card in test_laws.CARDS.items() if card.head.kind not in test_laws.POOLED)
 
 
 @cache
@@ -158,6 +165,8 @@ def law(column: str, *, by_length: bool = False) -> Callable[[Choice], str]:
     def cell(choice: Choice) -> str:
         cards = [test_laws.CARDS[name] for name in law_cards()[column] if choice in choices_of(name)]
         if not cards:
+            if column == "packing" and any(choice in choices_of(name) for name in test_laws.CARDS):
+                return "a row each"
             alone = column == "cached decoding" and encoders_only(choice)
             return "encoders only" if alone else "no test"
         # Positions alone have angles: a choice elsewhere is not limited by the card that happens to make it.
@@ -224,7 +233,7 @@ def gguf(choice: Choice) -> str:
 
 
 COLUMNS: dict[str, Callable[[Choice], str]] = {
-    **{column: law(column, by_length=column in ("cached decoding", "padding")) for column in law_cards()},
+    **{column: law(column, by_length=column in ("cached decoding", "padding", "packing")) for column in law_cards()},
     "read from": read_from,
     "saved as": saved_as,
     "GGUF": gguf,

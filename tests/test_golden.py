@@ -16,6 +16,7 @@ from scantling.cards.schema import DynamicScaling, LongRopeScaling
 from scantling.checkpoint.families import family
 from scantling.checkpoint.names import links
 from scantling.generate.engine import Session
+from scantling.passes import Given, prepare
 from scantling.tensor.context import Context
 
 MODELS = [name for name in sorted(p.name for p in (GOLDEN / "tiny").iterdir()) if stacks_of(name) == "decoder"]
@@ -62,9 +63,9 @@ def test_attention_maps(case: Any) -> None:
         assert lm.card.name == "falcon-alibi-sequential"
         return  # by design: recorded with sdpa, which shows no maps, as its eager path adds the bias twice
     seen = {}
-    ctx = lm._context(io["input_ids"], io["attention_mask"], None, "reference")
+    ids, ctx, _ = prepare(lm, io["input_ids"], Given(io["attention_mask"]), "reference")
     ctx.recorder = lambda path, value: seen.setdefault(path, value)
-    lm.net(io["input_ids"], ctx)
+    lm.net(ids, ctx)
     for i in range(lm.card.n_layers):
         torch.testing.assert_close(seen[f"decoder.blocks.{i}.attn:weights"][:1], io[f"attn.{i}"], **CLOSE)
 

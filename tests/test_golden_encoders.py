@@ -15,6 +15,7 @@ import scantling as sc
 from scantling.checkpoint.families import family
 from scantling.checkpoint.hf_config import read_config
 from scantling.checkpoint.names import links
+from scantling.passes import Given, prepare
 from scantling.tensor.context import Context
 
 MODELS = [name for name in sorted(p.name for p in (GOLDEN / "tiny").iterdir()) if stacks_of(name) == "encoder"]
@@ -57,7 +58,8 @@ def test_hidden_states(case: Any) -> None:
 def test_attention_maps(case: Any) -> None:
     lm, io, _ = case
     seen = {}
-    ctx = lm._context(io["input_ids"], io["attention_mask"], None, "reference", io.get("token_type_ids"))
+    given = Given(io["attention_mask"], token_type_ids=io.get("token_type_ids"))
+    _, ctx, _ = prepare(lm, io["input_ids"], given, "reference")
     ctx.recorder = lambda path, value: seen.setdefault(path, value)
     lm.net(io["input_ids"], ctx)
     maps = [name for name in io if name.startswith("attn.")]
@@ -73,7 +75,7 @@ def test_windows_differ_from_no_windows() -> None:
     lm, io = sc.load(folder), load_file(folder / "io.safetensors")
     assert [block.attn.part.visibility.window for block in lm.net.encoder.blocks] == [None, 4, 4, None]
     weights = {}
-    ctx = lm._context(io["input_ids"][:1], None, None, "reference")
+    _, ctx, _ = prepare(lm, io["input_ids"][:1], Given(), "reference")
     ctx.recorder = lambda path, value: weights.setdefault(path, value)
     lm.net(io["input_ids"][:1], ctx)
     near = weights["encoder.blocks.1.attn:weights"][0, 0]

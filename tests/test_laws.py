@@ -47,6 +47,9 @@ CHANGES: dict[str, dict[str, Any]] = {
         "tied": True,
     },
     "mixtral": {"mlp": EXPERTS},
+    "a shared expert with a gate": {
+        "mlp": {**EXPERTS, "shared": {"kind": "gated", "act": "silu", "d_ff": 10}, "shared_gate": True}
+    },
     "experts with biases": {
         "mlp": {**EXPERTS, "normalize": False, "expert": {"kind": "plain", "act": "relu", "d_ff": 9, "bias": True}}
     },
@@ -301,6 +304,10 @@ CARDS |= {name: from_dict({**BASE, "family": "encoder-decoder", **change}, name)
 WITH_DECODER = {name: card for name, card in CARDS.items() if card.family != "encoder"}
 
 
+POOLED = ("sequence", "embedding")
+"""Heads that give one result per row."""
+
+
 def registered() -> set[type[Part]]:
     """Every final part that exists."""
     found, todo = set(), [Part]
@@ -398,7 +405,7 @@ def check_padding(card: Card) -> None:
     ids = ids if pad is None else ids.masked_fill(ids == pad, pad - 1)
     source = source_of(net, ids)
     alone = run(net, ids[:1, :6], source=None if source is None else source[:1])
-    pooled = card.head.kind in ("sequence", "embedding")
+    pooled = card.head.kind in POOLED
     for left in (0, 2, 3):
         row = ids_of(card, 3, 9, seed=7)
         row = row if pad is None else torch.full_like(row, pad)
@@ -418,6 +425,36 @@ def check_padding(card: Card) -> None:
             assert torch.equal(run(net, row, **{**options, "positions": None})[:1], padded[:1])
     order = torch.tensor([2, 0, 1])
     torch.testing.assert_close(run(net, ids[order]), run(net, ids)[order], **CLOSE)
+
+
+LENGTHS = ([5, 1, 3], [2, 7], [4, 4])
+"""Of the documents in the rows of a pack; what is left of the third row is padding."""
+
+
+def check_packing(card: Card, kernel: str = "fused") -> None:
+    """Law 8: a document in a packed row, its source too, gives what it gives alone, whatever stands beside it."""
+    net = strong(card)
+    pad = getattr(card.position, "pad_id", None)
+    ids = ids_of(card, 3, 9)
+    ids = ids if pad is None else ids.masked_fill(ids == pad, pad - 1)
+    numbers = torch.full((3, 9), -1)
+    owners = torch.full((3, 14), -1)
+    for row, lengths in enumerate(LENGTHS):
+        numbers[row, : sum(lengths)] = torch.repeat_interleave(torch.tensor(lengths))
+        # The source of document i has 5 - i tokens.
+        owners[row, : sum(5 - i for i in range(len(lengths)))] = torch.repeat_interleave(
+            torch.tensor([5 - i for i in range(len(lengths))])
+        )
+    source = ids_of(card, 3, 14, seed=4) if net.part.two_stacks else None
+    options: dict[str, Any] = {"documents": numbers, "kernel_name": kernel}
+    packed = run(net, ids, source=source, **options, source_documents=None if source is None else owners)
+    for row, lengths in enumerate(LENGTHS):
+        for i in range(len(lengths)):
+            own = ids[row, numbers[row] == i][None]
+            read = None if source is None else source[row, owners[row] == i][None]
+            alone = run(net, own, source=read, kernel_name=kernel)
+            torch.testing.assert_close(packed[row, numbers[row] == i][None], alone, **CLOSE)
+    assert bool(packed.isfinite().all())
 
 
 def outputs_and_stream(card: Card, kernel: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -457,7 +494,7 @@ def check_causality(card: Card, kernel: str, own: bool = False) -> None:
 def check_both_ways(card: Card, kernel: str) -> None:
     """An encoder's every output depends on every token, before it and after it."""
     out, stream = outputs_and_stream(card, kernel)
-    for t in range(8) if card.head.kind not in ("sequence", "embedding") else [...]:
+    for t in range(8) if card.head.kind not in POOLED else [...]:
         weights = torch.linspace(0.5, 1.5, out[0, t].numel()).view(out[0, t].shape)
         (grad,) = torch.autograd.grad((out[0, t] * weights).sum(), stream, retain_graph=True)
         assert bool((grad[0].abs().sum(-1) > 0).all())
@@ -476,6 +513,14 @@ class TestEveryPart:
 
     def test_padding_and_neighbours(self, card: Card) -> None:
         check_padding(card)
+
+    @pytest.mark.parametrize("kernel", ["fused", "reference"])
+    def test_packing(self, card: Card, kernel: str) -> None:
+        if card.head.kind in POOLED:
+            with pytest.raises(sc.ScantlingInputError, match="give each text a row of its own"):
+                check_packing(card, kernel)
+        else:
+            check_packing(card, kernel)
 
     def test_kernels_agree(self, card: Card) -> None:
         net, ids = strong(card), ids_of(card, 2, 9)
@@ -562,6 +607,8 @@ def test_sampled_cards_are_causal_and_blind_to_padding(card: Card) -> None:
         check_causality(card, "fused")
     check_padding(card)
     check_gradients(card)
+    if card.head.kind not in POOLED:
+        check_packing(card)
 
 
 @pytest.mark.slow
@@ -573,6 +620,8 @@ def test_many_sampled_cards_hold_every_law(card: Card, cuts: list[int]) -> None:
     check_execution(card)
     check_gradients(card)
     check_padding(card)
+    if card.head.kind not in POOLED:
+        check_packing(card, kernel="reference" if cuts else "fused")
     if card.family != "encoder":
         check_cache(card, cuts, "fused")
         check_causality(card, "reference")

@@ -28,8 +28,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": BASE,
     "checkpoint": BASE | {"cards"},
     "study": BASE | {"cards", "parts", "assembly", "numbers", "tensor"},
-    "inputs": BASE | {"cards"},
-    "model": BASE | {"inputs", "cards", "parts", "assembly", "checkpoint", "text", "tensor", "generate"},
+    "inputs": BASE | {"cards", "tensor"},
+    "passes": BASE | {"inputs", "tensor", "model"},
+    "model": BASE | {"passes", "inputs", "cards", "parts", "assembly", "checkpoint", "text", "tensor", "generate"},
     "saving": BASE | {"assembly", "checkpoint", "model"},
     "generate": BASE | {"inputs", "cards", "parts", "tensor", "model", "text"},
     "cli": BASE

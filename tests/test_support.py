@@ -44,10 +44,19 @@ def test_a_card_of_the_laws_makes_each_choice() -> None:
 
 def test_laws_run_over_the_cards_that_they_are_about() -> None:
     laws = support_matrix.law_cards()
-    assert list(laws) == ["cached decoding", "padding", "reference kernel", "fused kernel", "compile", "verify"]
+    assert list(laws) == [
+        "cached decoding",
+        "padding",
+        "packing",
+        "reference kernel",
+        "fused kernel",
+        "compile",
+        "verify",
+    ]
     assert laws["cached decoding"] == {name for name, card in CARDS.items() if card.family != "encoder"}
     assert {"bert", "t5", "llama"} < laws["padding"] == set(CARDS)
-    assert all(cards == set(CARDS) for column, cards in laws.items() if column != "cached decoding")
+    assert laws["packing"] == {name for name, card in CARDS.items() if card.head.kind not in test_laws.POOLED}
+    assert all(laws[column] == set(CARDS) for column in list(laws)[3:])
 
 
 def test_a_law_that_does_not_run_has_no_cards() -> None:
@@ -58,8 +67,15 @@ def test_a_law_that_does_not_run_has_no_cards() -> None:
 
 
 def test_no_cell_of_a_law_is_empty() -> None:
-    cells = {cell for _, row in support_matrix.rows() for cell in row[1:6]}
-    assert cells == {"yes", "within the trained length"}
+    cells = {cell for _, row in support_matrix.rows() for cell in row[1:7]}
+    assert cells == {"yes", "within the trained length", "a row each"}
+    alone = {str(choice) for choice, row in support_matrix.rows() if "a row each" in row}
+    assert alone == {
+        *(f"head.kind: {kind}" for kind in ("sequence", "embedding")),
+        *(f"head.pool: {pool}" for pool in ("first", "mean", "last")),
+        "head.spare: true",
+        "head.normalize: true",
+    }
     cached = {str(choice): row[0] for choice, row in support_matrix.rows()}
     assert set(cached.values()) == {"yes", "within the trained length", "encoders only"}
     assert {key for key, cell in cached.items() if cell == "encoders only"} == {
@@ -84,7 +100,7 @@ def test_what_a_decoder_may_choose_is_not_for_encoders_only() -> None:
 
 
 def test_saving_is_what_the_writers_do() -> None:
-    cells = {str(choice): row[7:] for choice, row in support_matrix.rows()}
+    cells = {str(choice): row[8:] for choice, row in support_matrix.rows()}
     assert cells["attention (multi_head).softcap"] == ["Hugging Face", "gemma2"]
     assert cells["attention.kind: latent"] == ["Hugging Face", ""]
     assert cells["head.kind: sequence"] == ["own layout", ""]
@@ -120,7 +136,7 @@ def test_a_new_choice_appears_by_itself(monkeypatch: pytest.MonkeyPatch) -> None
     found = {str(choice) for choice in choices._of(Tuned, "embedding", set())}
     assert {"embedding.spin: left", "embedding.spin: right", "embedding.steep: true", "embedding.scale"} <= found
     new = Choice(Tuned, "embedding", "steep", True)
-    assert [cell(new) for cell in support_matrix.COLUMNS.values()] == [*["no test"] * 6, "", "own layout", ""]
+    assert [cell(new) for cell in support_matrix.COLUMNS.values()] == [*["no test"] * 7, "", "own layout", ""]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +174,7 @@ def test_what_a_card_chooses(changes: dict[str, Any], yes: list[str], no: list[s
 
 
 def test_families_are_those_of_the_configs() -> None:
-    cells = {str(choice): row[6].split(", ") for choice, row in support_matrix.rows()}
+    cells = {str(choice): row[7].split(", ") for choice, row in support_matrix.rows()}
     assert cells["attention.kind: latent"] == ["deepseek_v2", "deepseek_v3"]
     assert cells["position.kind: alibi"] == ["bloom", "falcon", "mpt"]
     assert cells["attention (multi_head).sinks: true"] == ["gpt_oss"]

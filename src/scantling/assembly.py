@@ -69,6 +69,7 @@ def _stack(card: Card, name: str, width: int, widen: Linear | None) -> Stack:
         position=_stream_position(own, name, width),
         blocks=tuple(_block(own, name, i, layer, cross) for i, layer in enumerate(layers)),
         final_norm=_norm(card.norm, card.d_model) if _ends_in_norm(card) else None,
+        width=width,
         embed_norm=None if norm is None else _norm(norm, width),
         dropout=card.dropout.embedding,
         types=None if types is None else TokenTypes(types, width),
@@ -301,7 +302,7 @@ def _mlp(
         shared = None if spec.shared is None else _mlp(d_model, spec.shared)
         assert not isinstance(experts, MoE)
         assert not isinstance(shared, MoE)
-        return MoE(_router(d_model, spec), experts, shared)
+        return MoE(_router(d_model, spec), experts, shared, spec.shared_gate)
     assert spec.d_ff is not None
     if isinstance(spec, schema.Plain):
         return MLP(d_model, spec.d_ff, spec.act, spec.bias, n_experts)

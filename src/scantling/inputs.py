@@ -85,6 +85,31 @@ def positions(position_ids: Any, ids: Tensor, card: Card) -> Tensor:
     return found
 
 
+def documents(document_ids: Any, ids: Tensor, card: Card, what: str = "document_ids") -> Tensor:
+    """Numbers of the documents that share a row as (B, T) int64 beside ids (B, T); negative is padding.
+
+    Raises:
+        ScantlingInputError: another shape, no integers, a document in two pieces, or one longer than the positions.
+    """
+    from scantling.tensor.mask import Packed
+
+    found = tensor(document_ids, what).to(ids.device)
+    found = found[None] if found.dim() == 1 else found
+    if not _whole(found) or found.shape != ids.shape:
+        right = f"integers of shape {list(ids.shape)} are needed"
+        raise ScantlingInputError(f"{what} are {found.dtype} of shape {list(found.shape)}; {right}")
+    torn = _runs(found) != _runs(found.sort(-1).values)
+    if bool(torn.any()):
+        row = int(torn.int().argmax())
+        raise ScantlingInputError(
+            f"{what}: a document of row {row} stands in two pieces; its tokens must be neighbours"
+        )
+    limit, longest = position_limit(card), Packed.of(found).longest
+    if limit is not None and longest > limit:
+        raise ScantlingInputError(f"{what}: a document of {longest} tokens, and the model has {positions_text(card)}")
+    return found.long()
+
+
 def types(token_type_ids: Any, ids: Tensor, card: Card) -> Tensor:
     """Kinds of tokens as (B, T) int64 beside ids (B, T).
 
@@ -128,6 +153,11 @@ def prefixes(prefix_lengths: Any, ids: Tensor, real: Tensor | None) -> Tensor:
             "and at most all of them"
         )
     return lengths
+
+
+def _runs(rows: Tensor) -> Tensor:
+    """How often a number that is not negative begins, in each of the rows (B, T): (B)."""
+    return ((rows.diff(dim=-1) != 0) & (rows[:, 1:] >= 0)).sum(-1) + (rows[:, 0] >= 0)
 
 
 def _whole(found: Tensor) -> bool:

@@ -21,6 +21,7 @@ from scantling.checkpoint.sentence import TextRules
 from scantling.errors import ScantlingInputError, need
 from scantling.parts.heads import Head
 from scantling.parts.transformer import Transformer
+from scantling.passes import Given, prepare
 from scantling.text.tokenizer import Tokenizer
 from scantling.units import weights_dtype
 
@@ -87,6 +88,8 @@ class Model:
         token_type_ids: Any = None,
         decoder_ids: Ids = None,
         prefix_lengths: Any = None,
+        document_ids: Any = None,
+        decoder_document_ids: Any = None,
     ) -> Tensor:
         """Logits of every position, or whatever the head gives: scores of labels, the text's vector.
 
@@ -99,6 +102,9 @@ class Model:
             decoder_ids: (B, T) of an encoder-decoder's target, whose source `ids` (B, S) and `attention_mask` are.
             prefix_lengths: (B,) how many of each row's first real tokens read each other both ways, where the card has
                 attention.prefix; None for none.
+            document_ids: (B, T) numbers of the documents that share a row: each is read as if it were alone, its
+                positions from 0 on; a negative number is padding. None where each row is one document.
+            decoder_document_ids: (B, T) the same of `decoder_ids`; a target reads the source that has its number.
 
         Returns:
             (B, T, V) in float32; (B, T, n_labels), (B, n_labels), (B, T) or (B, d) by the card's head.
@@ -107,41 +113,17 @@ class Model:
             ScantlingInputError: ids out of range, or longer than a learned position table.
         """
         torch = need("torch", "run the model")
+        given = Given(
+            attention_mask,
+            position_ids,
+            token_type_ids,
+            decoder_ids,
+            prefix_lengths,
+            document_ids,
+            decoder_document_ids,
+        )
         with torch.no_grad():
-            run = self._run_of(ids, attention_mask, position_ids, kernel, token_type_ids, decoder_ids, prefix_lengths)
-            return self.net(*run).float()  # type: ignore[no-any-return]
-
-    def _run_of(
-        self,
-        ids: Ids,
-        attention_mask: Any,
-        position_ids: Any,
-        kernel: str,
-        token_type_ids: Any = None,
-        decoder_ids: Ids = None,
-        prefix_lengths: Any = None,
-    ) -> tuple[Tensor, Any, Tensor | None]:
-        """What the net is called with: ids, context, source."""
-        ids = self.ids(ids)
-        if not self.parts.two_stacks:
-            if decoder_ids is not None:
-                raise ScantlingInputError(
-                    f"decoder_ids go with an encoder-decoder, and this card is {self.card.family}"
-                )
-            return ids, self._context(ids, attention_mask, position_ids, kernel, token_type_ids, prefix_lengths), None
-        if decoder_ids is None:
-            raise ScantlingInputError("decoder_ids are missing: an encoder-decoder scores a target beside its source")
-        target = self.ids(decoder_ids)
-        if target.shape[0] != ids.shape[0]:
-            raise ScantlingInputError(f"decoder_ids have {target.shape[0]} rows and ids {ids.shape[0]}")
-        context = self._context(target, None, position_ids, kernel, token_type_ids, prefix_lengths)
-        context.source_padding = self._source_padding(ids, attention_mask)
-        return target, context, ids
-
-    def _source_padding(self, ids: Tensor, attention_mask: Any) -> Tensor | None:
-        inputs.check_length(ids, self.card)
-        padding = None if attention_mask is None else inputs.padding(attention_mask, ids)
-        return None if padding is None or bool(padding.all()) else padding
+            return self.net(*prepare(self, ids, given, kernel)).float()  # type: ignore[no-any-return]
 
     def hidden(
         self,
@@ -169,13 +151,21 @@ class Model:
         hooks.append(stack.register_forward_hook(lambda _, __, out: seen.append(out)))
         try:
             with torch.no_grad():
-                self.net(*self._run_of(ids, attention_mask, position_ids, "fused", token_type_ids, decoder_ids))
+                self.net(*prepare(self, ids, Given(attention_mask, position_ids, token_type_ids, decoder_ids)))
         finally:
             for hook in hooks:
                 hook.remove()
         return seen[-len(stack.blocks) - 1 :]
 
-    def loss(self, ids: Ids, labels: Ids, attention_mask: Any = None, label_smoothing: float = 0.0) -> Tensor:
+    def loss(
+        self,
+        ids: Ids,
+        labels: Ids,
+        attention_mask: Any = None,
+        label_smoothing: float = 0.0,
+        *,
+        document_ids: Any = None,
+    ) -> Tensor:
         """Mean negative log-probability of the labels, in nats.
 
         Args:
@@ -184,6 +174,8 @@ class Model:
                 decoder is given `start_id` and the labels but the last.
             label_smoothing: share e of each target that is spread evenly over the vocabulary: (1 - e) at the label plus
                 e / V everywhere (Szegedy et al., arXiv:1512.00567, section 7; 0.1 in arXiv:1706.03762).
+            document_ids: (B, T) as `logits` takes them, of one stack; no document is judged on the next one's first
+                token, and padding is not judged.
 
         Raises:
             ScantlingInputError: labels of another shape, out of the vocabulary, or none left after the shift; or a
@@ -203,9 +195,14 @@ class Model:
         if wanted.is_floating_point() or wanted.is_complex() or wanted.dtype == torch.bool:
             raise ScantlingInputError(f"labels are {wanted.dtype}; integers are needed")
         wanted = wanted.to(self.device, torch.int64)
-        logits = self.logits(ids, attention_mask, decoder_ids=self.shifted(wanted) if self.parts.two_stacks else None)
+        if self.parts.two_stacks and document_ids is not None:
+            raise ScantlingInputError("document_ids: the loss of an encoder-decoder takes one pair per row")
+        decoder_ids = self.shifted(wanted) if self.parts.two_stacks else None
+        logits = self.logits(ids, attention_mask, decoder_ids=decoder_ids, document_ids=document_ids)
         if wanted.shape != logits.shape[:2]:
             raise ScantlingInputError(f"labels have shape {list(wanted.shape)}; the shape of the ids is needed")
+        if document_ids is not None:
+            wanted = wanted.masked_fill(self._unjudged(inputs.documents(document_ids, wanted, self.card)), -100)
         if self.card.family == "decoder":
             logits, wanted = logits[:, :-1], wanted[:, 1:]
         if bool(((wanted < 0) & (wanted != -100) | (wanted >= self.card.vocab_size)).any()):
@@ -216,6 +213,13 @@ class Model:
         return cross_entropy(  # type: ignore[no-any-return]
             logits.flatten(0, 1), wanted.flatten(), label_smoothing=label_smoothing
         )
+
+    def _unjudged(self, documents: Tensor) -> Tensor:
+        """Where packed rows (B, T) are not judged: padding, and a first token that another document would predict."""
+        from scantling.tensor.mask import Packed
+
+        hidden = documents < 0
+        return hidden | (Packed.of(documents).positions == 0) if self.card.family == "decoder" else hidden
 
     def shifted(self, labels: Tensor) -> Tensor:
         """What the decoder of an encoder-decoder reads to predict labels (B, T): `start_id`, then all but the last.
@@ -297,36 +301,6 @@ class Model:
         for note in encoded.notes:
             warnings.warn(note, stacklevel=2)
         return vectors(self, encoded.rows, batch_size)
-
-    def _context(
-        self,
-        ids: Tensor,
-        attention_mask: Any,
-        position_ids: Any,
-        kernel: str,
-        token_type_ids: Any = None,
-        prefix_lengths: Any = None,
-    ) -> Any:
-        need("torch", "run the model")
-        from scantling.tensor.context import Context
-
-        padding = None if attention_mask is None else inputs.padding(attention_mask, ids)
-        positions = None if position_ids is None else inputs.positions(position_ids, ids, self.card)
-        if positions is None:
-            inputs.check_length(ids, self.card)
-        types = None if token_type_ids is None else inputs.types(token_type_ids, ids, self.card)
-        real = None if padding is None or bool(padding.all()) else padding
-        if real is not None and getattr(self.parts.head, "pool", None) and not bool(real.any(-1).all()):
-            raise ScantlingInputError("a row is padding only: the head pools over at least one real token")
-        if prefix_lengths is not None and not self.reads_prefix:
-            raise ScantlingInputError(
-                f"prefix_lengths are given and no layer of {self.card.name!r} reads a prefix: its card needs "
-                "attention.prefix"
-            )
-        prefixes = None if prefix_lengths is None else inputs.prefixes(prefix_lengths, ids, padding)
-        return Context.of(
-            ids, positions=positions, padding=real, kernel_name=kernel, types=types, prefix_lengths=prefixes
-        )
 
     @property
     def reads_prefix(self) -> bool:

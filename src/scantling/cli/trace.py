@@ -42,8 +42,10 @@ def command(
     card = card_of(model, revision=revision)
     if train and past:
         raise click.UsageError("--past is for decoding; a training pass has no cache", click.get_current_context())
-    w = show.workload(card, batch, tokens, past, source_tokens, training=train, kernel=kernel, unrolled=unroll)
     activations = weights_dtype(dtype)
+    w = show.workload(
+        card, batch, tokens, past, source_tokens, dtype=activations, training=train, kernel=kernel, unrolled=unroll
+    )
     parts = assemble(card)
     steps = list(parts.steps(w))
     params, forward = parts.params, total(steps, "flops")
@@ -61,7 +63,7 @@ def command(
         sums: dict[str, Any] = {"total_params": params, "total_flops": forward, "kv_cache_bytes": cache}
         if train:
             sums["training_flops"] = (1 + BACKWARD) * forward
-        show.emit({"name": card.name, **about, "steps": [_json(step, activations, train) for step in steps], **sums})
+        show.emit({"name": card.name, **about, "steps": [_json(step, activations) for step in steps], **sums})
         return
     show.say(f"{card.name}, {show.sizes(card, w)}, {kernel} attention, activations in {activations}")
     show.say()
@@ -78,7 +80,7 @@ def _bytes(step: Step, activations: str) -> int:
     return step.numel * DTYPE_BYTES[step.dtype or activations] if step.stored else 0
 
 
-def _json(step: Step, activations: str, train: bool) -> dict[str, Any]:
+def _json(step: Step, activations: str) -> dict[str, Any]:
     return {
         "path": step.path,
         "op": step.op,
@@ -89,8 +91,7 @@ def _json(step: Step, activations: str, train: bool) -> dict[str, Any]:
         "flops": step.flops,
         "flops_causal": step.flops_visible,
         "bytes": _bytes(step, activations),
-        # Nothing is kept for a backward pass in inference; what training keeps is not counted here.
-        "saved_bytes": None if train else 0,
+        "saved_bytes": step.saved_bytes,
         "repeat": step.repeat,
         "note": step.note,
     }

@@ -167,6 +167,16 @@ def _visible_half(model: Transformer, causal: int | None) -> int | None:
     return high
 
 
+def recomputed(model: Transformer, w: Workload) -> int:
+    """FLOPs of the part of the forward that a training step over `w` does a second time, by its recompute policy.
+
+    With them a step costs the hardware three forwards and these; its model FLOPs are the three forwards alone
+    (Korthikanti et al., arXiv:2205.05198, section 6). What torch's fused attention computes again inside its own
+    backward is in neither.
+    """
+    return total(model.steps(w), "flops_again")
+
+
 def decode(model: Transformer, past: int, tokens: int, source: int | None = None) -> int:
     """FLOPs of `tokens` decode steps, the first of which reads `past` cached positions and itself.
 

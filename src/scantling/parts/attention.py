@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scantling.parts.dims import Dim, Shape
+from scantling.parts.dims import Dim, Shape, elements
 from scantling.parts.leaf import HeadNorm, LayerNorm, Linear, Norm, RMSNorm
-from scantling.parts.part import FREE, Cost, Factor, Part, Step, Workload
+from scantling.parts.mixing import Mixing
+from scantling.parts.part import FREE, Factor, Part, Step, Workload
 from scantling.parts.position import NoPosition, Position
+from scantling.parts.saved import Value, flowing
 from scantling.visibility import Visibility
 
 
@@ -74,22 +76,26 @@ class Attention(Part):
     def steps(self, w: Workload) -> Iterator[Step]:
         B, T, S, D = w.B, w.T, w.S, Dim("d_head", self.d_head)
         H, H_kv, d = Dim("H", self.n_heads), Dim("H_kv", self.n_kv_heads), Dim("d_model", self.d_model)
-        yield from self.steps_of("q", w, "W_Q", "What each token asks.", {"d_in": d, "d_out": H * D})
-        yield from self.steps_of("k", w, "W_K", "What each token answers to.", {"d_in": d, "d_out": H_kv * D})
-        yield from self.steps_of("v", w, "W_V", "What each token hands over.", {"d_in": d, "d_out": H_kv * D})
+        wide, narrow = {"d_in": d, "d_out": H * D}, {"d_in": d, "d_out": H_kv * D}
+        read = {
+            "q": (yield from self.steps_of("q", w, "W_Q", "What each token asks.", wide)),
+            "k": (yield from self.steps_of("k", w, "W_K", "What each token answers to.", narrow)),
+            "v": (yield from self.steps_of("v", w, "W_V", "What each token hands over.", narrow)),
+        }
         if self.clip:
-            for name, heads in (("q", H), ("k", H_kv), ("v", H_kv)):
-                yield Step(f":{name}_clipped", f"clip {name}", (B, T, heads * D), formula=f"clamp to {self.clip:g}")
-        yield from self._norm_steps(w, over_width=True)
+            yield from self._clip_steps(w, read, self.clip)
+        yield from self._norm_steps(w, read, over_width=True)
         for name, heads in (("q", H), ("k", H_kv), ("v", H_kv)):
             note = "The same numbers, seen head by head."
             formula = f"(B, T, {heads.symbol}*d_head) -> (B, {heads.symbol}, T, d_head)"
             yield Step(f":{name}_heads", f"split {name} into heads", (B, heads, T, D), formula=formula, note=note)
-        yield from self._norm_steps(w, over_width=False)
+        yield from self._norm_steps(w, read, over_width=False)
         if self.position.turned:
             for name, heads in (("q", H), ("k", H_kv)):
-                note, formula = "Turns pairs of channels by the position: no parameters.", "x cos + rot(x) sin"
-                yield Step(f":{name}_rotated", f"RoPE on {name}", (B, heads, T, D), formula=formula, note=note)
+                note, axes = "Turns pairs of channels by the position: no parameters.", (B, heads, T, D)
+                saved, read[name] = w.keep(*self.position.turning(w)), Value(f"turned {name}", elements(axes))
+                op, formula = f"RoPE on {name}", "x cos + rot(x) sin"
+                yield Step(f":{name}_rotated", op, axes, formula=formula, note=note, saved=saved)
         if self.visibility.causal and not w.training:
             kept = (B, H_kv, S, D)
             yield Step(":keys", "keys in the cache", kept, formula="S = P + T", note="Kept for later tokens.")
@@ -98,11 +104,35 @@ class Attention(Part):
             note = "A score per head that takes weight and gives no value."
             factors = (Factor("s", (H,), FREE, weight=True),)
             yield Step(":sinks", "attention sinks", (H,), self.n_heads, formula="s_h", note=note, factors=factors)
-        yield from mix_steps(w, S, pairs_of(w, self.visibility), H, H_kv, D, D)
+        mixed = yield from flowing(self._mixing.steps(w, read["q"], read["k"], read["v"]), None)
         note, formula = "The heads' results side by side.", "(B, H, T, d_head) -> (B, T, H*d_head)"
         yield Step(":merged", "merge heads", (B, T, H * D), formula=formula, note=note)
         note = "Writes what was read back to the stream's width."
-        yield from self.steps_of("o", w, "W_O", note, {"d_in": H * D, "d_out": d})
+        yield from self.steps_of("o", w.on(mixed), "W_O", note, {"d_in": H * D, "d_out": d})
+
+    def _clip_steps(self, w: Workload, read: dict[str, Value], clip: float) -> Iterator[Step]:
+        for name, heads in (("q", Dim("H", self.n_heads)), ("k", self._kv), ("v", self._kv)):
+            axes = (w.B, w.T, heads * Dim("d_head", self.d_head))
+            saved, read[name] = w.keep(read[name]), Value(f"clipped {name}", elements(axes))
+            yield Step(f":{name}_clipped", f"clip {name}", axes, formula=f"clamp to {clip:g}", saved=saved)
+
+    @property
+    def _kv(self) -> Dim:
+        return Dim("H_kv", self.n_kv_heads)
+
+    @property
+    def _mixing(self) -> Mixing:
+        return Mixing(
+            self.n_heads,
+            self.n_kv_heads,
+            self.d_head,
+            self.d_head,
+            self.visibility,
+            self.position,
+            bool(self.softcap),
+            self.sinks,
+            bool(self.dropout),
+        )
 
     @property
     def _norm_over_width(self) -> bool:
@@ -110,14 +140,15 @@ class Attention(Part):
             isinstance(self.q_norm, RMSNorm | LayerNorm) and self.q_norm.d == self.n_heads * self.d_head != self.d_head
         )
 
-    def _norm_steps(self, w: Workload, over_width: bool) -> Iterator[Step]:
+    def _norm_steps(self, w: Workload, read: dict[str, Value], over_width: bool) -> Iterator[Step]:
         if self.q_norm is None or self._norm_over_width != over_width:
             return
         D = Dim("d_head", self.d_head)
-        for name, heads in (("q", Dim("H", self.n_heads)), ("k", Dim("H_kv", self.n_kv_heads))):
+        for name, heads in (("q", Dim("H", self.n_heads)), ("k", self._kv)):
             lead = None if over_width else (w.B, heads, w.T)
-            note, sizes = f"Keeps the size of {name} in bounds.", {"H": heads, "d": heads * D if over_width else D}
-            yield from self.steps_of(f"{name}_norm", replace(w, lead=lead), note=note, sizes=sizes)
+            inner, note = replace(w.on(read[name]), lead=lead), f"Keeps the size of {name} in bounds."
+            sizes = {"H": heads, "d": heads * D if over_width else D}
+            read[name] = yield from self.steps_of(f"{name}_norm", inner, note=note, sizes=sizes)
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         b, t, _ = x.shape
@@ -147,44 +178,3 @@ class Attention(Part):
         if self.q_norm and self._norm_over_width:
             q, k = net.q_norm(q), net.k_norm(k)
         return q, k, v
-
-
-def pairs_of(w: Workload, visibility: Visibility) -> Cost:
-    """Pairs of query and key in all rows together: the square, its causal part, and those that are seen."""
-    square = w.batch * w.tokens * w.keys
-    causal = w.batch * Visibility().pairs(w.tokens, w.past) if visibility.causal else square
-    rows = w.prefix_lengths or (0,) * w.batch
-    return Cost(square, causal, sum(visibility.pairs(w.tokens, w.past, prefix) for prefix in rows))
-
-
-def mix_steps(w: Workload, S: Dim, pairs: Cost, H: Dim, H_kv: Dim, D: Dim, D_v: Dim) -> Iterator[Step]:
-    """Rows from queries (B, H, T, D) and keys (B, H_kv, S, D) with values (B, H_kv, S, D_v) to (B, H, T, D_v).
-
-    Args:
-        S: positions that are read from.
-        pairs: of query and key, in each convention.
-    """
-    B, T, each = w.B, w.T, pairs.scaled(2 * H.size)
-    by_score, by_value = each.scaled(D.size), each.scaled(D_v.size)
-    if (group := H.size // H_kv.size) > 1:
-        stored = w.kernel == "reference"
-        note = f"Each KV head serves {group} query heads" + ("." if stored else ": an index, nothing is copied.")
-        for name, width in (("k", D), ("v", D_v)):
-            formula, op = f"head i <- i // {group}", f"repeat {name} {group}x"
-            yield Step(f":{name}_shared", op, (B, H, S, width), formula=formula, note=note, stored=stored)
-    q, k, v = Factor("q", (B, H, T, D)), Factor("k", (B, H, S, D)), Factor("v", (B, H, S, D_v))
-    weights = Factor("weights", (B, H, T, S))
-    if w.kernel == "reference":
-        note, formula = "How well each query fits each key.", "q k^T * scale"
-        yield Step(":scores", "scores", (B, H, T, S), 0, by_score, formula=formula, note=note, factors=(q, k))
-        note = "Each row adds up to 1."
-        yield Step(":weights", "softmax", (B, H, T, S), formula="softmax over visible keys", note=note)
-        note, read = "What each query takes home.", (weights, v)
-        yield Step(":mixed", "mix values", (B, H, T, D_v), 0, by_value, formula="weights v", note=note, factors=read)
-    else:
-        note = "Scores, softmax and mix in one kernel: the T x S matrix is never stored."
-        cost = Cost(*(a + b for a, b in zip(by_score, by_value, strict=True)))
-        inside = weights._replace(cost=by_value, stored=False)
-        q, k, v = q._replace(cost=by_score), k._replace(cost=by_score), v._replace(cost=by_value)
-        factors, formula = (q, k, v, inside), "softmax(q k^T * scale) v"
-        yield Step(":mixed", "attention (fused)", (B, H, T, D_v), 0, cost, formula=formula, note=note, factors=factors)

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scantling.parts.dims import Dim
+from scantling.parts.dims import Dim, elements
 from scantling.parts.leaf import Norm
 from scantling.parts.part import Part, Step, Workload
+from scantling.parts.saved import Value, dropped
 
 
 @dataclass(frozen=True)
@@ -58,15 +59,21 @@ class Block(Part):
         return {name: part for sub in self.sublayers for name, part in sub.children().items()}
 
     def steps(self, w: Workload) -> Iterator[Step]:
+        formula = "norm(x) + f(norm(x))" if self.from_norm else "x + f(x)"
         for sub in self.sublayers:
+            inner = w
             for name in (sub.norm_name("in"), sub.name, sub.norm_name("res")):
                 if name is not None:
-                    yield from self.steps_of(name, w, sizes={"d": Dim("d_model", self.d_model)})
-            yield _added(
-                f":after_{sub.name}", w, self.d_model, "norm(x) + f(norm(x))" if self.from_norm else "x + f(x)"
-            )
+                    inner = w.on((yield from self.steps_of(name, inner, sizes=self._sizes)))
+            added = _added(f":after_{sub.name}", w, self.d_model, formula, self.dropout)
+            yield added
+            w = w.on(added.passed_on)
             if (name := sub.norm_name("out")) is not None:
-                yield from self.steps_of(name, w, sizes={"d": Dim("d_model", self.d_model)})
+                w = w.on((yield from self.steps_of(name, w, sizes=self._sizes)))
+
+    @property
+    def _sizes(self) -> Mapping[str, Dim]:
+        return {"d": Dim("d_model", self.d_model)}
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         for sub in self.sublayers:
@@ -97,11 +104,12 @@ class ParallelBlock(Part):
         return {name: part for sub in self.sublayers for name, part in sub.children().items()}
 
     def steps(self, w: Workload) -> Iterator[Step]:
+        read = w
         for sub in self.sublayers:
-            for name in (sub.norm_name("in"), sub.name):
-                if name is not None:
-                    yield from self.steps_of(name, w, sizes={"d": Dim("d_model", self.d_model)})
-        yield _added(":after_all", w, self.d_model, "x + f(x) + g(x)")
+            if (name := sub.norm_name("in")) is not None:
+                read = w.on((yield from self.steps_of(name, w, sizes={"d": Dim("d_model", self.d_model)})))
+            yield from self.steps_of(sub.name, read)
+        yield _added(":after_all", w, self.d_model, "x + f(x) + g(x)", self.dropout, len(self.sublayers))
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         total, read = x, x
@@ -112,6 +120,8 @@ class ParallelBlock(Part):
         return ctx.mark(net, "after_all", total)
 
 
-def _added(path: str, w: Workload, d_model: int, formula: str) -> Step:
-    note = "Adds to the stream; nothing is overwritten."
-    return Step(path, "residual add", (w.B, w.T, Dim("d_model", d_model)), formula=formula, note=note)
+def _added(path: str, w: Workload, d_model: int, formula: str, dropout: float, updates: int = 1) -> Step:
+    note, axes = "Adds to the stream; nothing is overwritten.", (w.B, w.T, Dim("d_model", d_model))
+    masks = [dropped(elements(axes)) for _ in range(updates)] if dropout else []
+    out = Value("stream", elements(axes))
+    return Step(path, "residual add", axes, formula=formula, note=note, saved=w.keep(*masks), out=out)

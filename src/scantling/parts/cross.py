@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scantling.parts.attention import mix_steps
-from scantling.parts.dims import Dim, Shape
+from scantling.parts.dims import Dim, Shape, elements
 from scantling.parts.leaf import Linear
-from scantling.parts.part import Cost, Part, Step, Workload
+from scantling.parts.mixing import Mixing
+from scantling.parts.part import Part, Step, Workload
+from scantling.parts.saved import Value, flowing
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,14 @@ class CrossAttention(Part):
         B, T, S, D, d = w.B, w.T, w.T_src, Dim("d_head", self.d_head), Dim("d_model", self.d_model)
         H, H_kv = Dim("H", self.n_heads), Dim("H_kv", self.n_kv_heads)
         kept = (B, H_kv, S, D)
-        yield from self.steps_of("q", w, "W_Q", "What each token asks of the source.", {"d_in": d, "d_out": H * D})
+        q = yield from self.steps_of("q", w, "W_Q", "What each token asks of the source.", {"d_in": d, "d_out": H * D})
+        k, v = Value("keys of the source", elements(kept)), Value("values of the source", elements(kept))
         note, formula = "The same numbers, seen head by head.", "(B, T, H*d_head) -> (B, H, T, d_head)"
         yield Step(":q_heads", "split q into heads", (B, H, T, D), formula=formula, note=note)
         if w.past == 0:
-            source, sizes = replace(w, lead=(B, S)), {"d_in": d, "d_out": H_kv * D}
-            yield from self.steps_of("k", source, "W_K", "What each source token answers to.", sizes)
-            yield from self.steps_of("v", source, "W_V", "What each source token hands over.", sizes)
+            source, sizes = replace(w, lead=(B, S), x=w.beside), {"d_in": d, "d_out": H_kv * D}
+            k = yield from self.steps_of("k", source, "W_K", "What each source token answers to.", sizes)
+            v = yield from self.steps_of("v", source, "W_V", "What each source token hands over.", sizes)
             for name in "kv":
                 formula = "(B, T_src, H_kv*d_head) -> (B, H_kv, T_src, d_head)"
                 yield Step(f":{name}_heads", f"split {name} into heads", kept, formula=formula, note=note)
@@ -66,11 +68,13 @@ class CrossAttention(Part):
             note = "Of the source: made once, kept for every later token."
             yield Step(":keys", "keys in the cache", kept, formula="of the source", note=note)
             yield Step(":values", "values in the cache", kept, formula="of the source", note=note)
-        yield from mix_steps(w, S, Cost.of(w.batch * w.tokens * w.sources), H, H_kv, D, D)
+        soft, drop = bool(self.softcap), bool(self.dropout)
+        mixing = Mixing(self.n_heads, self.n_kv_heads, self.d_head, self.d_head, softcap=soft, dropout=drop)
+        mixed = yield from flowing(mixing.steps(w, q, k, v), None)
         note, formula = "The heads' results side by side.", "(B, H, T, d_head) -> (B, T, H*d_head)"
         yield Step(":merged", "merge heads", (B, T, H * D), formula=formula, note=note)
         note = "Writes what was read back to the stream's width."
-        yield from self.steps_of("o", w, "W_O", note, {"d_in": H * D, "d_out": d})
+        yield from self.steps_of("o", w.on(mixed), "W_O", note, {"d_in": H * D, "d_out": d})
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         b, t, _ = x.shape

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scantling.parts.dims import Dim, Dims, Shape
-from scantling.parts.leaf import Linear, Norm
+from scantling.parts.dims import Dim, Dims, Shape, elements
+from scantling.parts.leaf import WIDE, Linear, Norm
+from scantling.parts.mlp import activated
 from scantling.parts.part import FREE, Factor, Part, Step, Workload
+from scantling.parts.saved import Value
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,12 @@ class Transform(Part):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         out, note = Dim("d_out", self.d_out), "One more look at each vector before the scores."
-        yield from self.steps_of("dense", w, "transform", note)
-        yield Step(":acted", self.act, (*w.rows, out), formula=f"{self.act}(x W^T)")
+        dense = yield from self.steps_of("dense", w, "transform", note)
+        axes = (*w.rows, out)
+        acted, kept = activated(self.act, dense, elements(axes))
+        yield Step(":acted", self.act, axes, formula=f"{self.act}(x W^T)", saved=w.keep(*kept), out=acted)
         if self.norm:
-            yield from self.steps_of("norm", w, sizes={"d": out})
+            yield from self.steps_of("norm", w.on(acted), sizes={"d": out})
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         x = ctx.mark(net, "acted", ctx.activate(self.act, net.dense(x)))
@@ -92,33 +96,45 @@ class Head(Part):
         V, rows = Dim("V", self.vocab_size), Dim("V" if self.rows == self.vocab_size else "V_rows", self.rows)
         d = Dim("d_model", self.d_model)
         width = d if self.width == self.d_model else Dim("d_embed", self.width)
-        logits, note = (*w.rows, rows), "A score for every token of the vocabulary."
+        bounds = "Keeps the logits in bounds."
         if self.transform:
-            yield from self.steps_of("transform", w, sizes={"d_in": d, "d_out": width})
+            w = w.on((yield from self.steps_of("transform", w, sizes={"d_in": d, "d_out": width})))
         elif self.width != self.d_model:
-            narrower = {"d_in": d, "d_out": width}
-            yield from self.steps_of("narrow", w, "narrow", "Back to the width of the token table.", narrower)
+            note, sizes = "Back to the width of the token table.", {"d_in": d, "d_out": width}
+            w = w.on((yield from self.steps_of("narrow", w, "narrow", note, sizes)))
         if self.scale:
-            formula = f"{self.scale:g} x"
-            yield Step(":scaled", "scale", (*w.rows, width), formula=formula, note="Keeps the logits in bounds.")
+            yield (step := Step(":scaled", "scale", (*w.rows, width), formula=f"{self.scale:g} x", note=bounds))
+            w = w.on(step.passed_on)
+        yield from self._product_steps(w, width, rows)
+        if self.softcap:
+            formula, logits = f"{self.softcap:g} tanh(x / {self.softcap:g})", (*w.rows, rows)
+            saved = w.keep(Value("tanh of the logits", elements(logits)))
+            yield Step(":capped", "soft cap", logits, formula=formula, note=bounds, saved=saved)
+        if self.rows != self.vocab_size:
+            yield Step(":cut", "cut the padding", (*w.rows, V), formula="x[:V]", note="Padded rows are no tokens.")
+
+    def _product_steps(self, w: Workload, width: Dim, rows: Dim) -> Iterator[Step]:
+        logits, note = (*w.rows, rows), "A score for every token of the vocabulary."
         owned = 0 if self.fixed else self.rows
         shift = () if self.fixed else (Factor("b", (rows,), FREE, weight=True),)
-        if self.tied:
-            cost = next(Linear(self.width, self.rows).steps(w)).cost
-            params, formula = (owned, "x E^T + b") if self.bias else (0, "x E^T")
-            table = (Factor("x", (*w.rows, width)), Factor("E", (rows, width), weight=True))
-            factors = (*table, *shift) if self.bias else table
-            yield Step(":product", "LM head (tied)", logits, params, cost, formula=formula, note=note, factors=factors)
-        else:
+        if not self.tied:
             yield from self.steps_of("matrix", w, "LM head", note, {"d_in": width, "d_out": rows})
             if self._own_bias:
                 note = "A stored shift per token."
                 yield Step(":shifted", "shift", logits, owned, formula="x + b", note=note, factors=shift)
-        if self.softcap:
-            formula = f"{self.softcap:g} tanh(x / {self.softcap:g})"
-            yield Step(":capped", "soft cap", logits, formula=formula, note="Keeps the logits in bounds.")
-        if self.rows != self.vocab_size:
-            yield Step(":cut", "cut the padding", (*w.rows, V), formula="x[:V]", note="Padded rows are no tokens.")
+            return
+        product = (Factor("x", (*w.rows, width)), Factor("E", (rows, width), weight=True))
+        yield Step(
+            ":product",
+            "LM head (tied)",
+            logits,
+            owned if self.bias else 0,
+            next(Linear(self.width, self.rows).steps(w)).cost,
+            formula="x E^T + b" if self.bias else "x E^T",
+            note=note,
+            factors=(*product, *shift) if self.bias else product,
+            saved=w.keep(w.read(elements((*w.rows, width)))),
+        )
 
     def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
         if self.transform:
@@ -150,7 +166,12 @@ class Head(Part):
             yield Step(":probabilities", "softmax", (w.B, V), formula="softmax(logits[-1])", note=note, dtype=WIDE)
         if w.tokens > 1 and not w.last_only:
             note = "Each position against the token that follows it; mean, in nats."
-            yield Step(":loss", "cross-entropy", (), formula="-log p(next token)", note=note, dtype=WIDE)
+            judged = w.batch * (w.tokens - 1)
+            # Of one row, and of one target in each, they are a view of the ids.
+            view = w.beside if w.batch == 1 or w.tokens == 2 else None
+            targets = view or Value("targets", judged, "int64")
+            saved = w.keep(*cross_entropy(judged, V.size, targets))
+            yield Step(":loss", "cross-entropy", (), formula="-log p(next token)", note=note, dtype=WIDE, saved=saved)
 
     def outcome(self, net: Any, ids: Any, logits: Any, ctx: Any) -> tuple[Any, Any]:
         """Probabilities, None in training; and the loss, None where there is no target."""
@@ -161,15 +182,23 @@ class Head(Part):
         return probabilities, loss
 
 
-WIDE = "float32"
+def cross_entropy(rows: int, classes: int, targets: Value) -> tuple[Value, ...]:
+    """What the loss keeps: the logarithms of all probabilities, the targets, and how many there are."""
+    return Value("log-probabilities", rows * classes, WIDE), targets, Value("number of targets", 1, WIDE)
 
 
 def _outcome(w: Workload, axes: Dims, scores: str, note: str) -> Iterator[Step]:
     """Probabilities in inference; in training the loss, whose targets come from outside."""
     if not w.training:
         yield Step(":probabilities", scores, axes, formula=f"{scores}(logits)", note=note, dtype=WIDE)
+        return
+    numel = elements(axes)
+    if scores == "sigmoid":
+        saved: tuple[Value, ...] = (w.cast(w.read(numel), numel, WIDE), Value("targets", numel, WIDE))
     else:
-        yield Step(":loss", "cross-entropy", (), formula="-log p(target)", note="Mean, in nats.", dtype=WIDE)
+        classes = axes[-1].size
+        saved = cross_entropy(numel // classes, classes, Value("targets", numel // classes, "int64"))
+    yield Step(":loss", "cross-entropy", (), formula="-log p(target)", note="Mean, in nats.", dtype=WIDE, saved=saved)
 
 
 def _judged(net: Any, logits: Any, ctx: Any, scores: str) -> tuple[Any, Any]:
@@ -203,16 +232,17 @@ class Labels(Part):
         return named | {"matrix": Linear(self.d_model, self.n_labels, self.bias)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        d = Dim("d_model", self.d_model)
+        d, inner = Dim("d_model", self.d_model), w
         if self.pool:
-            yield _pooled_step(w, d, self.pool)
-        inner = replace(w, lead=(w.B,)) if self.pool else w
+            yield (step := _pooled_step(w, d, self.pool))
+            inner = replace(w.on(step.passed_on), lead=(w.B,))
         if self.transform:
-            yield from self.steps_of("transform", inner, sizes={"d_in": d, "d_out": d})
-        sizes = {"d_in": d, "d_out": Dim("n_labels", self.n_labels)}
-        yield from self.steps_of("matrix", inner, "classifier", "A score for every label.", sizes)
+            inner = inner.on((yield from self.steps_of("transform", inner, sizes={"d_in": d, "d_out": d})))
+        note, sizes = "A score for every label.", {"d_in": d, "d_out": Dim("n_labels", self.n_labels)}
+        logits = yield from self.steps_of("matrix", inner, "classifier", note, sizes)
         if self.flat:
-            yield Step(":flat", "drop the axis", inner.rows, formula="x[..., 0]", note="One score per token.")
+            note = "One score per token."
+            yield Step(":flat", "drop the axis", inner.rows, formula="x[..., 0]", note=note, out=logits)
 
     def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
         if self.pool:
@@ -259,12 +289,15 @@ class TextVector(Part):
         square = {"d_in": d, "d_out": d}
         if self.spare and not w.training:
             yield from self.steps_of("transform", text, note="In the file; nothing reads it.", sizes=square)
-        yield _pooled_step(w, d, self.pool)
+        yield (step := _pooled_step(w, d, self.pool))
+        text = text.on(step.passed_on)
         if self.transform and not self.spare:
-            yield from self.steps_of("transform", text, sizes=square)
+            text = text.on((yield from self.steps_of("transform", text, sizes=square)))
         if self.normalize:
             note = "Length 1, so that a product of two vectors is their cosine."
-            yield Step(":unit", "normalise", (w.B, d), formula="x / |x|", note=note)
+            lengths = (Value("lengths", w.batch), Value("lengths, at least 1e-12", w.batch))
+            saved = w.keep(text.read(w.batch * self.d_model), *lengths)
+            yield Step(":unit", "normalise", (w.B, d), formula="x / |x|", note=note, saved=saved)
 
     def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
         if self.spare and not ctx.training:
@@ -307,7 +340,10 @@ class NoHead(Part):
 
 def _pooled_step(w: Workload, d: Dim, pool: str) -> Step:
     formula = {"first": "x[0]", "mean": "mean of real x", "last": "last real x"}[pool]
-    return Step(":pooled", f"pool: {pool}", (w.B, d), formula=formula, note="One vector for the text.")
+    # One token's vector is a view of the stream.
+    out = None if pool == "mean" else w.x
+    axes, note = (w.B, d), "One vector for the text."
+    return Step(":pooled", f"pool: {pool}", axes, formula=formula, note=note, out=out)
 
 
 AnyHead = Head | Labels | TextVector | NoHead

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from scantling.parts.dims import Dim, Shape, elements
 from scantling.parts.part import FREE, Cost, Factor, Part, Step, Workload
+from scantling.parts.saved import Value
+from scantling.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from torch import nn
+
+WIDE = "float32"
+"""What norms, softmax and losses are computed in."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +31,12 @@ class Linear(Part):
         return matrix | {"bias": (self.d_out,)} if self.bias else matrix
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        cost = Cost.of(2 * elements(w.rows) * self.d_in * self.d_out)
+        rows = elements(w.rows)
+        cost, saved = Cost.of(2 * rows * self.d_in * self.d_out), w.keep(w.read(rows * self.d_in))
         d_in, d_out = Dim("d_in", self.d_in), Dim("d_out", self.d_out)
         factors = (Factor("x", (*w.rows, d_in)), _weight("W", d_out, d_in), *_shift(self.bias, d_out))
-        formula = "x W^T + b" if self.bias else "x W^T"
-        yield Step("", "linear", (*w.rows, d_out), self.params, cost, formula=formula, factors=factors)
+        out, formula = (*w.rows, d_out), "x W^T + b" if self.bias else "x W^T"
+        yield Step("", "linear", out, self.params, cost, formula=formula, factors=factors, saved=saved)
 
     def module(self, path: str) -> nn.Module:
         from torch import nn
@@ -52,11 +58,23 @@ class GroupedLinear(Part):
         return matrix | {"bias": (self.n_experts, self.d_out)} if self.bias else matrix
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        cost = Cost.of(2 * elements(w.rows) * self.d_in * self.d_out)
+        rows = elements(w.rows)
+        cost = Cost.of(2 * rows * self.d_in * self.d_out)
         E, d_in, d_out = Dim("E", self.n_experts), Dim("d_in", self.d_in), Dim("d_out", self.d_out)
         factors = (Factor("x", (*w.rows, d_in)), _weight("W", E, d_out, d_in), *_shift(self.bias, E, d_out))
-        formula = "x W_e^T + b_e" if self.bias else "x W_e^T"
-        yield Step("", "expert linear", (*w.rows, d_out), self.params, cost, formula=formula, factors=factors)
+        ends = w.beside or Value("ends", self.n_experts, "int32")
+        owner = (Value("each row's expert", rows, "int64"),) if self.bias else ()
+        yield Step(
+            "",
+            "expert linear",
+            (*w.rows, d_out),
+            self.params,
+            cost,
+            formula="x W_e^T + b_e" if self.bias else "x W_e^T",
+            factors=factors,
+            saved=w.keep(w.read(rows * self.d_in), ends, *owner),
+            before_saving=cost if self.bias else FREE,
+        )
 
     def forward(self, net: Any, x: Any, groups: Any) -> Any:
         return groups.linear(x, net.weight, net.bias if self.bias else None)
@@ -73,9 +91,9 @@ class Embedding(Part):
         return {"weight": (self.rows, self.d_model)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        d = Dim("d", self.d_model)
-        factors = (_gain("E", Dim("rows", self.rows), d),)
-        yield Step("", "embedding lookup", (*w.rows, d), self.params, formula="E[ids]", factors=factors)
+        saved, d = w.keep(w.read(elements(w.rows), "int64")), Dim("d", self.d_model)
+        out, factors = (*w.rows, d), (_gain("E", Dim("rows", self.rows), d),)
+        yield Step("", "embedding lookup", out, self.params, formula="E[ids]", factors=factors, saved=saved)
 
     def module(self, path: str) -> nn.Module:
         import torch
@@ -113,8 +131,20 @@ class RMSNorm(Part):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         formula = f"x / sqrt(mean(x^2) + {self.eps:g}) * " + ("(1 + w)" if self.plus_one else "w")
-        d, note = Dim("d", self.d), "Sets each vector's size."
-        yield Step("", "RMSNorm", (*w.rows, d), self.params, formula=formula, note=note, factors=(_gain("w", d),))
+        note, d = "Sets each vector's size.", Dim("d", self.d)
+        out, factors, saved = (*w.rows, d), (_gain("w", d),), w.keep(*self._saved(w))
+        yield Step("", "RMSNorm", out, self.params, formula=formula, note=note, factors=factors, saved=saved)
+
+    def _saved(self, w: Workload) -> tuple[Value, ...]:
+        """On CPU torch computes the norm of 16-bit vectors in float32, step by step."""
+        rows = elements(w.rows)
+        wide = DTYPE_BYTES[w.dtype] <= 2 or self.plus_one
+        x = w.read(rows * self.d)
+        read, size = w.cast(x, rows * self.d, WIDE) if wide else x, WIDE if wide else None
+        rounded = self.rounded and not self.plus_one
+        sized = Value("vectors of size 1", rows * self.d, None if rounded else size)
+        gain = (Value("1 + w", self.d, WIDE),) if self.plus_one else ()
+        return read, Value("1 / size of each vector", rows, size), sized, *gain
 
     def module(self, path: str) -> nn.Module:
         from torch import nn
@@ -146,9 +176,11 @@ class LayerNorm(Part):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         formula = f"(x - mean) / sqrt(var + {self.eps:g}) * w" + (" + b" if self.bias else "")
-        d, note = Dim("d", self.d), "Centres each vector and sets its size."
-        factors = (_gain("w", d), *_shift(self.bias, d))
-        yield Step("", "LayerNorm", (*w.rows, d), self.params, formula=formula, note=note, factors=factors)
+        note = "Centres each vector and sets its size."
+        rows, d = elements(w.rows), Dim("d", self.d)
+        saved = w.keep(w.read(rows * self.d), Value("means", rows), Value("1 / deviations", rows))
+        out, factors = (*w.rows, d), (_gain("w", d), *_shift(self.bias, d))
+        yield Step("", "LayerNorm", out, self.params, formula=formula, note=note, factors=factors, saved=saved)
 
     def module(self, path: str) -> nn.Module:
         from torch import nn
@@ -178,10 +210,18 @@ class HeadNorm(Part):
         return {"weight": (self.n_heads, self.d)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        H, d = Dim("H", self.n_heads), Dim("d", self.d)
-        name, formula = "LayerNorm" if self.centred else "RMSNorm", f"norm(x) * w_h, eps {self.eps:g}"
-        factors = (_gain("w", H, d),)
-        yield Step("", f"{name} per head", (w.B, H, w.T, d), self.params, formula=formula, factors=factors)
+        H, d, op = Dim("H", self.n_heads), Dim("d", self.d), "LayerNorm" if self.centred else "RMSNorm"
+        formula, saved = f"norm(x) * w_h, eps {self.eps:g}", w.keep(*self._saved(w))
+        out, factors = (w.B, H, w.T, d), (_gain("w", H, d),)
+        yield Step("", f"{op} per head", out, self.params, formula=formula, factors=factors, saved=saved)
+
+    def _saved(self, w: Workload) -> tuple[Value, ...]:
+        rows = w.batch * self.n_heads * w.tokens
+        x = w.read(rows * self.d)
+        read = Value("centred vectors", rows * self.d, WIDE) if self.centred else w.cast(x, rows * self.d, WIDE)
+        sized = Value("vectors of size 1", rows * self.d, WIDE)
+        gain = () if w.dtype == WIDE else (Value("w in float32", self.params, WIDE),)
+        return read, Value("1 / size of each vector", rows, WIDE), sized, *gain
 
     def forward(self, net: Any, x: Any) -> Any:
         wide = x.float()

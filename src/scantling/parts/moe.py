@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scantling.parts.dims import Dim, Shape
-from scantling.parts.leaf import Linear
+from scantling.parts.dims import ONE, Dim, Shape, elements
+from scantling.parts.leaf import WIDE, Linear
 from scantling.parts.mlp import MLP, GatedMLP
 from scantling.parts.part import Part, Step, Workload
+from scantling.parts.saved import Value
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,25 @@ class Router(Part):
     def steps(self, w: Workload) -> Iterator[Step]:
         d, E, k = Dim("d_model", self.d_model), Dim("E", self.n_experts), Dim("k", self.top_k)
         note = "Scores every expert for each token."
-        yield from self.steps_of("choose", w, "router", note, {"d_in": d, "d_out": E})
+        logits = yield from self.steps_of("choose", w, "router", note, {"d_in": d, "d_out": E})
         if self.selection_bias:
             note = "Decides who is chosen, not with what weight."
             yield Step(":selection", "selection bias", (*w.rows, E), formula="s + b", note=note)
         kind = {"softmax": "softmax", "sigmoid": "sigmoid", "top_softmax": "scores, then softmax"}[self.scores]
         formula = f"top-{self.top_k} of {kind}" + (", divided by their sum" if self.normalize else "")
-        yield Step(":kept", "choose experts", (*w.rows, k), formula=formula, note="The weights of the chosen.")
+        out, saved = (*w.rows, k), w.keep(*self._saved(w, logits))
+        kept, note = Value("weights of the chosen", elements(out)), "The weights of the chosen."
+        yield Step(":kept", "choose experts", out, formula=formula, note=note, saved=saved, out=kept)
+
+    def _saved(self, w: Workload, logits: Value) -> tuple[Value, ...]:
+        """What each choice keeps; who is chosen gets no gradient, the weights of the chosen do."""
+        rows = elements(w.rows)
+        chosen = Value("the chosen experts", rows * self.top_k, "int64")
+        kept = Value("their scores", rows * self.top_k, WIDE)
+        every = Value("scores of all experts", rows * self.n_experts, WIDE)
+        first = (chosen, kept) if self.scores == "top_softmax" else (every, chosen)
+        sums = (kept, Value("sums of the chosen", rows, WIDE)) if self.normalize else ()
+        return *first, *sums
 
     def forward(self, net: Any, x: Any, ctx: Any) -> tuple[Any, Any]:
         """x (B, T, d) -> weights (B, T, top_k) in x's dtype, expert ids (B, T, top_k)."""
@@ -73,7 +86,8 @@ class Router(Part):
         else:
             scores = logits.softmax(-1) if self.scores == "softmax" else logits.sigmoid()
             wanted = ctx.mark(net, "selection", scores + net.selection_bias) if self.selection_bias else scores
-            experts = self._in_best_groups(wanted).topk(self.top_k, -1).indices
+            # Who is chosen has no gradient, so nothing is kept for one.
+            experts = self._in_best_groups(wanted.detach()).topk(self.top_k, -1).indices
             kept = scores.gather(-1, experts)
         ctx.routed(net, logits, experts, self.scores)
         if self.normalize:
@@ -100,41 +114,61 @@ class MoE(Part):
 
     Attributes:
         shared: an MLP that every token uses, or None.
+        shared_gate: a learned number from 0 to 1 per token on what the shared MLP gives (Qwen 1.5 MoE).
     """
 
     router: Router
     experts: MLP | GatedMLP
     shared: MLP | GatedMLP | None = None
+    shared_gate: bool = False
 
     def __post_init__(self) -> None:
         assert self.experts.n_experts == self.router.n_experts
 
     def children(self) -> Mapping[str, Part]:
         named: dict[str, Part] = {"router": self.router, "experts": self.experts}
-        return named | {"shared": self.shared} if self.shared else named
+        if self.shared:
+            named["shared"] = self.shared
+        return named | {"shared_gate": Linear(self.router.d_model, 1)} if self.shared_gate else named
 
     def idle_params(self) -> int:
         router = self.router
         return self.experts.params // router.n_experts * (router.n_experts - router.top_k)
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        d, sent = Dim("d_model", self.router.d_model), Dim("k", self.router.top_k)
+        d, rows = Dim("d_model", self.router.d_model), Dim("k", self.router.top_k)
         for axis in reversed(w.rows):
-            sent = axis * sent
-        yield from self.steps_of("router", w)
+            rows = axis * rows
+        sent, size, out = rows.size, elements((rows, d)), (*w.rows, d)
+        kept = yield from self.steps_of("router", w)
         note = "Each token once per chosen expert, sorted by expert."
-        yield Step(":sent", "send to experts", (sent, d), formula="x[order]", note=note)
-        yield from self.steps_of("experts", replace(w, lead=(sent,)))
+        copies, saved = Value("tokens by expert", size), w.keep(Value("token of each row", sent, "int64"))
+        yield Step(":sent", "send to experts", (rows, d), formula="x[order]", note=note, saved=saved, out=copies)
+        ends = Value("where each expert's rows end", self.router.n_experts, "int32")
+        yield from self.steps_of("experts", replace(w.on(copies), lead=(rows,), beside=ends))
         note = "Each token's expert outputs, weighted and added."
-        yield Step(":combined", "combine", (*w.rows, d), formula="sum_e weight_e y_e", note=note)
+        saved = w.keep(Value("row of each choice", sent, "int64"), Value("outputs by token", size), kept)
+        yield Step(":combined", "combine", out, formula="sum_e weight_e y_e", note=note, saved=saved)
         if self.shared:
-            yield from self.steps_of("shared", w)
-            note = "Used by every token."
-            yield Step(":with_shared", "add the shared MLP", (*w.rows, d), formula="y + shared(x)", note=note)
+            yield from self._shared_steps(w, d)
+
+    def _shared_steps(self, w: Workload, d: Dim) -> Iterator[Step]:
+        yield from self.steps_of("shared", w)
+        if self.shared_gate:
+            note, sizes = "How much of the shared MLP each token takes.", {"d_in": d, "d_out": ONE}
+            yield from self.steps_of("shared_gate", w, "shared gate", note, sizes)
+            yield Step(":gated_shared", "gate the shared MLP", (*w.rows, d), formula="sigmoid(g) shared(x)")
+        note = "Used by every token."
+        yield Step(":with_shared", "add the shared MLP", (*w.rows, d), formula="y + shared(x)", note=note)
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         kept, experts = net.router(x, ctx)
         groups = ctx.group(experts, self.router.n_experts)
         out = net.experts(ctx.mark(net, "sent", groups.send(x)), ctx, groups)
         combined = ctx.mark(net, "combined", groups.combine(out, kept))
-        return ctx.mark(net, "with_shared", combined + net.shared(x, ctx)) if self.shared else combined
+        if not self.shared:
+            return combined
+        shared = net.shared(x, ctx)
+        if self.shared_gate:
+            shared = ctx.mark(net, "gated_shared", net.shared_gate(x).sigmoid() * shared)
+        return ctx.mark(net, "with_shared", combined + shared)

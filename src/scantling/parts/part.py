@@ -7,225 +7,22 @@ In a part's `forward(self, net, ...)`, `self` is the drawing (sizes and choices,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from scantling.errors import ScantlingInputError
-from scantling.parts.dims import Dim, Dims, Shape, elements, shape_of
+from scantling.parts.cost import FREE, Cost
+from scantling.parts.dims import Dim, Shape
+from scantling.parts.saved import Value, flowing
+from scantling.parts.step import Factor, Step, join, named, total
+from scantling.parts.work import Workload
 
 if TYPE_CHECKING:
     from torch import nn
 
+__all__ = ["FREE", "Child", "Cost", "Factor", "Part", "Shape", "Step", "Workload", "cycles", "join", "total"]
+
 Child: TypeAlias = "Part | tuple[Part, ...]"
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What a model is asked to do in one pass.
-
-    Attributes:
-        batch: rows (B).
-        tokens: new positions per row (T).
-        past: positions already in the cache (P); keys are S = P + T.
-        source: positions of an encoder-decoder's source; default as many as its keys.
-        training: no cache, and a loss over every position instead of next-token probabilities.
-        kernel: ``fused`` never holds the T x S scores; ``reference`` is plain matmul and softmax.
-        lead: leading axes of the activations where they are not (B, T): the rows sent to experts.
-        last_only: the head reads the last position only, as a prefill does.
-        unrolled: rows for every block, instead of one block with the number of its repeats.
-        prefix_lengths: of each row, in layers with a prefix; () where no row has one.
-        of_source: the tokens are an encoder-decoder's source, which the encoder reads.
-    """
-
-    batch: int = 1
-    tokens: int = 1
-    past: int = 0
-    source: int | None = None
-    training: bool = False
-    kernel: str = "fused"
-    lead: Dims | None = None
-    last_only: bool = False
-    unrolled: bool = False
-    prefix_lengths: tuple[int, ...] = ()
-    of_source: bool = False
-
-    def __post_init__(self) -> None:
-        for name, least in (("batch", 1), ("tokens", 1), ("past", 0), ("source", 1)):
-            value = getattr(self, name)
-            if name == "source" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ScantlingInputError(f"{name} is {value!r}; a whole number of at least {least} is needed")
-        if self.kernel not in ("fused", "reference"):
-            raise ScantlingInputError(f"kernel is {self.kernel!r}; use fused or reference")
-        if self.training and self.past:
-            raise ScantlingInputError("a training pass has no cache: past must be 0")
-        if self.prefix_lengths and (len(self.prefix_lengths) != self.batch or min(self.prefix_lengths) < 0):
-            raise ScantlingInputError(
-                f"prefix_lengths are {list(self.prefix_lengths)}; a length of at least 0 for each of {self.batch} rows"
-                " is needed"
-            )
-
-    @property
-    def keys(self) -> int:
-        """Key positions per row: S = P + T."""
-        return self.past + self.tokens
-
-    @property
-    def sources(self) -> int:
-        """Positions of the source."""
-        return self.keys if self.source is None else self.source
-
-    @property
-    def B(self) -> Dim:
-        """Rows."""
-        return Dim("B", self.batch)
-
-    @property
-    def T(self) -> Dim:
-        """New positions, of the source where that is what is read."""
-        return Dim("T_src" if self.of_source else "T", self.tokens)
-
-    @property
-    def S(self) -> Dim:
-        """Key positions."""
-        return self.T if self.of_source else Dim("S", self.keys)
-
-    @property
-    def T_src(self) -> Dim:
-        """Positions of the source."""
-        return Dim("T_src", self.sources)
-
-    @property
-    def rows(self) -> Dims:
-        """Leading axes of an activation."""
-        return (self.B, self.T) if self.lead is None else self.lead
-
-
-class Cost(NamedTuple):
-    """FLOPs of a matrix product, 2 per multiply-add, in three conventions.
-
-    Attributes:
-        full: attention over the full T x S square, as a kernel without a shortcut computes it.
-        causal: attention over the pairs whose key is not after the query, in layers that hide what comes after:
-            T (T + 1) / 2 of a row, whatever window the layer has.
-        visible: attention over exactly the pairs that the layer's Visibility lets be seen, windows and all.
-    """
-
-    full: int = 0
-    causal: int = 0
-    visible: int = 0
-
-    @classmethod
-    def of(cls, flops: int) -> Cost:
-        """A product that does not depend on which pairs are seen."""
-        return cls(flops, flops, flops)
-
-    def scaled(self, factor: int) -> Cost:
-        """So many times the cost."""
-        return Cost(*(n * factor for n in self))
-
-
-FREE = Cost()
-"""No product."""
-
-
-class Factor(NamedTuple):
-    """Something that a row reads and that gets a gradient of its own shape.
-
-    Attributes:
-        name: x, W, q, ...
-        dims: its axes.
-        cost: of the product that makes its gradient; None: as much as the row itself, as in any matrix product.
-        weight: it is a parameter.
-        stored: the gradient is a tensor of its own; False where a kernel keeps it to itself.
-    """
-
-    name: str
-    dims: Dims
-    cost: Cost | None = None
-    weight: bool = False
-    stored: bool = True
-
-
-@dataclass(frozen=True)
-class Step:
-    """One row of the trace.
-
-    Attributes:
-        path: the module whose output this is, or ``module:point`` for a value between modules.
-        op: what happens, in two or three words.
-        dims: the axes of the output, each a symbol and a number.
-        params: parameters used here and counted here (a tied matrix is counted where it is owned).
-        cost: FLOPs of matrix products only.
-        repeat: how many equal blocks this row stands for.
-        formula: the operation in symbols.
-        note: one plain sentence.
-        dtype: of the output where it is not the activations' own.
-        stored: whether the output is a tensor of its own; False where a kernel only reads it by an index.
-        factors: what a backward pass makes gradients of here: the factors of a product, the weights of anything.
-    """
-
-    path: str
-    op: str
-    dims: Dims
-    params: int = 0
-    cost: Cost = FREE
-    repeat: int = 1
-    formula: str = ""
-    note: str = ""
-    dtype: str | None = None
-    stored: bool = True
-    factors: tuple[Factor, ...] = ()
-
-    @property
-    def shape(self) -> Shape:
-        """Of the output."""
-        return shape_of(self.dims)
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """The same in symbols."""
-        return tuple(dim.symbol for dim in self.dims)
-
-    @property
-    def numel(self) -> int:
-        """Elements of the output."""
-        return elements(self.dims)
-
-    @property
-    def flops(self) -> int:
-        """Over the full square."""
-        return self.cost.full
-
-    @property
-    def flops_causal(self) -> int:
-        """Over the causal half, windows or not."""
-        return self.cost.causal
-
-    @property
-    def flops_visible(self) -> int:
-        """Over the pairs that are seen."""
-        return self.cost.visible
-
-    def under(self, prefix: str, repeat: int = 1) -> Step:
-        """The same row seen from the parent: its path prefixed, standing for `repeat` equal blocks."""
-        return replace(self, path=join(prefix, self.path), repeat=self.repeat * repeat)
-
-
-def _named(dims: Dims, sizes: Mapping[str, Dim]) -> Dims:
-    if not sizes:
-        return dims
-    assert all(sizes[dim.symbol].size == dim.size for dim in dims if dim.symbol in sizes)
-    return tuple(sizes.get(dim.symbol, dim) for dim in dims)
-
-
-def join(prefix: str, path: str) -> str:
-    """A dotted path; capture points hang on a colon: ``attn`` + ``:q_heads`` is ``attn:q_heads``."""
-    return prefix + path if not prefix or not path or path.startswith(":") else f"{prefix}.{path}"
-
-
 NOTHING: Mapping[str, Dim] = {}
 
 
@@ -357,24 +154,30 @@ class Part:
 
     def steps_of(
         self, name: str, w: Workload, op: str | None = None, note: str | None = None, sizes: Mapping[str, Dim] = NOTHING
-    ) -> Iterator[Step]:
+    ) -> Generator[Step, None, Value]:
         """Rows of the child `name`, seen from here.
 
         Args:
             op, note: what the child is to this part.
             sizes: this part's symbols for those of the child: its ``d_out`` is our ``H*d_head``.
+
+        Returns:
+            What the child passes on.
         """
         child = self.children()[name]
         assert isinstance(child, Part)
-        for step in child.steps(w):
-            yield replace(
+        seen = (
+            replace(
                 step,
                 path=join(name, step.path),
                 op=op or step.op,
                 note=note or step.note,
-                dims=_named(step.dims, sizes),
-                factors=tuple(factor._replace(dims=_named(factor.dims, sizes)) for factor in step.factors),
+                dims=named(step.dims, sizes),
+                factors=tuple(factor._replace(dims=named(factor.dims, sizes)) for factor in step.factors),
             )
+            for step in child.steps(w)
+        )
+        return (yield from flowing(seen, w.x))
 
 
 def cycles(parts: tuple[Part, ...]) -> Iterator[tuple[int, int, int]]:
@@ -396,8 +199,3 @@ def cycles(parts: tuple[Part, ...]) -> Iterator[tuple[int, int, int]]:
         period, times = best
         yield start, period, times
         start += period * times
-
-
-def total(steps: Iterable[Step], field: str) -> int:
-    """Sum of a numeric field over rows, each as often as it repeats."""
-    return sum(int(getattr(step, field)) * step.repeat for step in steps)

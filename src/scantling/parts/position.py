@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from scantling.parts.dims import ONE, Dim, Shape
 from scantling.parts.leaf import Embedding
 from scantling.parts.part import Part, Step, Workload
+from scantling.parts.saved import Value
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What some queries' scores are shifted by.
+
+    Attributes:
+        numel: of the rows of the shift, all heads.
+        trained: the shift gets a gradient.
+        saved: what looking it up keeps for the backward.
+    """
+
+    numel: int
+    trained: bool = False
+    saved: tuple[Value, ...] = ()
 
 
 class Position(Part):
@@ -33,6 +49,14 @@ class Position(Part):
 
     def bias(self, net: Any, ctx: Any) -> Any | None:
         """What is added to the scores, (1 or B, H, T, S), or None; `net` is the built part."""
+        return None
+
+    def turning(self, w: Workload) -> tuple[Value, ...]:
+        """The tables that turning keeps for the backward, made once per pass."""
+        return ()
+
+    def shift(self, w: Workload, rows: int) -> Shift | None:
+        """The shift of the scores of `rows` queries, or None."""
         return None
 
     @property
@@ -72,7 +96,7 @@ class Learned(Position):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         # Where tokens are counted, each row has positions of its own.
-        rows = Workload(lead=(ONE if self.pad_id is None else w.B, w.T))
+        rows = replace(w, lead=(ONE if self.pad_id is None else w.B, w.T), x=None)
         d, note = Dim("d_model", self.d_model), "One trained vector per position."
         sizes = {"d": d, "rows": Dim("positions", self.n_positions + self.offset)}
         yield from self.steps_of("table", rows, "position lookup", note, sizes)
@@ -179,6 +203,10 @@ class ALiBi(Position):
 
     def bias(self, net: Any, ctx: Any) -> Any:
         return ctx.penalties(self.slopes(), self.scale, self.rounded)
+
+    def shift(self, w: Workload, rows: int) -> Shift:
+        # Rounded penalties depend on the key alone.
+        return Shift(self.n_heads * w.keys * (1 if self.rounded else rows))
 
 
 def inverse_frequencies(theta: float, width: int) -> tuple[float, ...]:

@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from scantling.parts.part import Workload
 from scantling.parts.position import Position, inverse_frequencies
+from scantling.parts.saved import Value
 
 Frequencies = tuple[float, ...]
 
@@ -167,7 +169,13 @@ class RoPE(Position):
 
     def rotation(self, ctx: Any) -> Any:
         factor = 1.0 if self.scaling is None else self.scaling.factor_on_turns
-        return ctx.turns(self.frequencies(ctx.past + ctx.tokens), self.interleaved, factor)
+        # Only a scaling asks for the length, which of packed rows is known by their numbers alone.
+        length = 0 if self.scaling is None else ctx.longest
+        return ctx.turns(self.frequencies(length), self.interleaved, factor)
+
+    def turning(self, w: Workload) -> tuple[Value, ...]:
+        numel = w.tokens * self.d_rotary
+        return Value("cosines", numel, key=("cosines", self)), Value("sines", numel, key=("sines", self))
 
     @property
     def turned(self) -> int:

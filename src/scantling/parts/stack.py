@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from scantling.parts.dims import Dim
+from scantling.parts.dims import Dim, elements
 from scantling.parts.leaf import Embedding, Linear, Norm
 from scantling.parts.part import Child, Part, Step, Workload, cycles
 from scantling.parts.position import Position
+from scantling.parts.saved import dropped, flowing, region
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class TokenTypes(Part):
         return {"table": Embedding(self.n_types, self.d_model)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        d, note = Dim("d_model", self.d_model), "One trained vector per kind of token."
-        yield from self.steps_of("table", w, "type lookup", note, {"d": d, "rows": Dim("types", self.n_types)})
+        kinds, d, note = replace(w, x=None), Dim("d_model", self.d_model), "One trained vector per kind of token."
+        yield from self.steps_of("table", kinds, "type lookup", note, {"d": d, "rows": Dim("types", self.n_types)})
         note = "Now it shows which text is which."
         yield Step(":added", "add types", (*w.rows, d), formula="x + S[types]", note=note)
 
@@ -38,6 +39,7 @@ class Stack(Part):
     """x (B, T, d) -> (B, T, d). Pre-norm stacks end in one `final_norm`, post-norm stacks in none.
 
     Attributes:
+        width: of the vectors that come in.
         embed_norm: on the vectors with their positions, before the first block (BLOOM, BERT), or None.
         types: a vector per kind of token, added to the token's, or None.
         widen: from the width of tables and `embed_norm` to that of the blocks (ELECTRA), or None.
@@ -46,6 +48,7 @@ class Stack(Part):
     position: Position
     blocks: tuple[Part, ...]
     final_norm: Norm | None
+    width: int
     embed_norm: Norm | None = None
     dropout: float = 0.0
     types: TokenTypes | None = None
@@ -63,24 +66,43 @@ class Stack(Part):
         return {name: part for name, part in named.items() if part is not None}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        narrow: dict[str, Dim] = {}
-        if self.widen:
-            narrow = {name: Dim("d_embed", self.widen.d_in) for name in ("d", "d_model")}
+        width = self._dim_in
+        narrow = {"d": width, "d_model": width}
         if self.types:
-            yield from self.steps_of("types", w, sizes=narrow)
-        yield from self.steps_of("position", w, sizes=narrow)
+            w = w.on((yield from self.steps_of("types", w, sizes=narrow)))
+        w = w.on((yield from self.steps_of("position", w, sizes=narrow)))
         if self.embed_norm:
-            yield from self.steps_of("embed_norm", w, sizes=narrow or {"d": Dim("d_model", self.embed_norm.d)})
+            w = w.on((yield from self.steps_of("embed_norm", w, sizes=narrow)))
+        if self.dropout and w.training:
+            yield (step := self._dropout_step(w))
+            w = w.on(step.passed_on)
         if self.widen:
-            sizes = {"d_in": narrow["d"], "d_out": Dim("d_model", self.widen.d_out)}
-            yield from self.steps_of("widen", w, "widen", "From the tables' width to the stream's.", sizes)
+            sizes = {"d_in": width, "d_out": Dim("d_model", self.widen.d_out)}
+            note = "From the tables' width to the stream's."
+            w = w.on((yield from self.steps_of("widen", w, "widen", note, sizes)))
         runs = [(0, len(self.blocks), 1)] if w.unrolled else cycles(self.blocks)
         for start, period, times in runs:
             for i in range(start, start + period):
-                for step in self.blocks[i].steps(w):
-                    yield step.under(f"blocks.{i}", times)
+                rows = (step.under(f"blocks.{i}", times) for step in self._block_steps(i, w))
+                w = w.on((yield from flowing(rows, w.x)))
         if self.final_norm:
             yield from self.steps_of("final_norm", w, sizes={"d": Dim("d_model", self.final_norm.d)})
+
+    @property
+    def _dim_in(self) -> Dim:
+        return Dim("d_embed" if self.widen else "d_model", self.width)
+
+    def _dropout_step(self, w: Workload) -> Step:
+        axes = (*w.rows, self._dim_in)
+        saved, note = (dropped(elements(axes)),), "A part of the channels is 0 in each training pass."
+        formula = f"x * mask / {1 - self.dropout:g}"
+        return Step(":dropped", "dropout", axes, formula=formula, note=note, saved=saved)
+
+    def _block_steps(self, i: int, w: Workload) -> Iterator[Step]:
+        if not (w.training and w.recompute == "block" and w.x):
+            return self.blocks[i].steps(w)
+        kept = (w.x, w.beside) if w.beside else (w.x,)
+        return region(self.blocks[i].steps(w), kept)
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         if self.types:
@@ -88,9 +110,10 @@ class Stack(Part):
         x = self.position.embed(net.position, x, ctx)
         if self.embed_norm:
             x = net.embed_norm(x)
-        x = ctx.drop(net, x, self.dropout)
+        if self.dropout and ctx.training:
+            x = ctx.mark(net, "dropped", ctx.drop(net, x, self.dropout))
         if self.widen:
             x = net.widen(x)
         for block in net.blocks:
-            x = block(x, ctx)
+            x = ctx.block(block, x)
         return net.final_norm(x) if self.final_norm else x

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from scantling.errors import ScantlingInputError
-from scantling.parts.dims import ONE, Dim
+from scantling.parts.dims import ONE, Dim, elements
 from scantling.parts.heads import AnyHead, Head
 from scantling.parts.leaf import Embedding, Linear
 from scantling.parts.part import Child, Part, Step, Workload
+from scantling.parts.saved import Value, flowing, settled
 from scantling.parts.stack import Stack
 
 
@@ -73,32 +74,42 @@ class Transformer(Part):
     def steps(self, w: Workload) -> Iterator[Step]:
         if self.decoder is None and w.past:
             raise ScantlingInputError(f"past is {w.past}: an encoder reads both ways and keeps no cache")
+        return iter(settled(self._steps(w), w)) if w.training else self._steps(w)
+
+    def _steps(self, w: Workload) -> Iterator[Step]:
         if self.two_stacks and w.past == 0:
             source = replace(w, tokens=w.sources, source=None, last_only=False, of_source=True)
-            yield from self._embed_steps(source, "embed", "source_")
-            yield from self.steps_of("encoder", source)
+            x = yield from self._embed_steps(source, "embed", "source_")
+            read = yield from self.steps_of("encoder", source.on(x))
+            w = replace(w, beside=Value("the encoder's output", read.numel, read.dtype, "memory"))
         again = self.two_stacks and self.target_embed is None and w.past == 0
-        for step in self._embed_steps(w, "target_embed" if self.target_embed else "embed"):
-            yield replace(step, params=0) if again else step
-        yield from self.steps_of(list(self.stacks)[-1], w)
-        yield from self.steps_of("head", replace(w, lead=(w.B, ONE)) if w.last_only else w)
-        yield from self.head.outcome_steps(w)
+        ids = Value("ids", elements(w.rows), "int64")
+        rows = self._embed_steps(w.on(ids), "target_embed" if self.target_embed else "embed")
+        x = yield from flowing((replace(step, params=0) if again else step for step in rows), None)
+        x = yield from self.steps_of(list(self.stacks)[-1], w.on(x))
+        inner = replace(w, lead=(w.B, ONE)) if w.last_only else w
+        logits = yield from self.steps_of("head", inner.on(x))
+        yield from self.head.outcome_steps(replace(w.on(logits), beside=ids))
 
-    def _embed_steps(self, w: Workload, table: str, prefix: str = "") -> Iterator[Step]:
-        note = "Text cut into pieces of the vocabulary."
-        yield Step(f":{prefix}ids", "text to token ids", w.rows, formula="text -> ids", note=note, dtype="int64")
+    def _embed_steps(self, w: Workload, table: str, prefix: str = "") -> Generator[Step, None, Value]:
         held = self.target_embed if table == "target_embed" and self.target_embed else self.embed
         d, padded = Dim("d_model", self.d_model), isinstance(self.head, Head) and self.head.vocab_size != held.rows
-        vocab = Dim("V_rows" if padded else "V", held.rows)
         width = d if held.d_model == self.d_model else Dim("d_embed", held.d_model)
-        yield from self.steps_of(table, w, note="One row of the table per token.", sizes={"d": width, "rows": vocab})
+        note, sizes = "Text cut into pieces of the vocabulary.", {"d": width}
+        ids = w.read(elements(w.rows), "int64")
+        yield Step(f":{prefix}ids", "text to token ids", w.rows, formula="text -> ids", note=note, dtype="int64")
+        sizes["rows"] = Dim("V_rows" if padded else "V", held.rows)
+        x = yield from self.steps_of(table, w.on(ids), note="One row of the table per token.", sizes=sizes)
         if self.widen:
-            note = "From the table's width to the stream's."
-            yield from self.steps_of("widen", w, "widen", note, {"d_in": width, "d_out": d})
+            note, wider = "From the table's width to the stream's.", {"d_in": width, "d_out": d}
+            x = yield from self.steps_of("widen", w.on(x), "widen", note, wider)
         if self.scale is not None:
             note, formula = "Brings the vectors to the size the blocks expect.", f"{self.scale:g} x"
             axes = (*w.rows, width if self.widen is None else d)
-            yield Step(f":{prefix}scaled", "scale embeddings", axes, formula=formula, note=note)
+            x = Value("scaled embeddings", elements(axes))
+            saved = w.keep(Value("the factor", 1)) if self.scale_rounded else ()
+            yield Step(f":{prefix}scaled", "scale embeddings", axes, formula=formula, note=note, saved=saved, out=x)
+        return x
 
     def forward(self, net: Any, ids: Any, ctx: Any = None, source: Any = None) -> Any:
         """ids (B, T), of the target where there is a source (B, S): logits, or what the head gives."""

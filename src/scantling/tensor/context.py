@@ -11,8 +11,9 @@ from torch import Tensor
 
 from scantling.errors import ScantlingInputError
 from scantling.tensor import mask, rotate
-from scantling.tensor.attend import BiasRows, Terms, kernel, share
+from scantling.tensor.attend import BiasRows, Terms, in_torch, kernel, share
 from scantling.tensor.cache import Cache
+from scantling.tensor.recompute import again, policy
 from scantling.tensor.router_losses import Routing
 from scantling.visibility import Visibility
 
@@ -47,8 +48,13 @@ class Context:
         labels: targets from outside, where the ids are not their own.
         prefix_lengths: (B,) how many of a row's first real tokens read each other both ways, in layers with a prefix;
             or None. A cache takes the whole prefix in its first pass.
+        documents: (B, T) numbers of the documents that share a row, each run of one number being one; or None.
+            Positions restart in each and none reads another. A negative number is padding; there is no cache.
+        source_documents: (B, S) the same of the source; a document reads the source that has its number.
         keep_routing: routers leave their logits and choices in `routing`; by default in training only.
         routing: by the router's path, in the order of execution.
+        recompute: what autograd computes again in the backward instead of keeping it: ``none``; ``selective``, the
+            inside of attention, of which queries, keys and values are kept; ``block``, all but the blocks' inputs.
     """
 
     def __init__(
@@ -68,10 +74,18 @@ class Context:
         source_padding: Tensor | None = None,
         labels: Tensor | None = None,
         prefix_lengths: Tensor | None = None,
+        documents: Tensor | None = None,
+        source_documents: Tensor | None = None,
         keep_routing: bool | None = None,
+        recompute: str = "none",
     ) -> None:
         self.batch, self.tokens, self.device = batch, tokens, device
         self.past = 0 if cache is None else cache.length
+        self.packed = None if documents is None else mask.Packed.of(documents)
+        if self.packed is not None:
+            if padding is not None or prefix_lengths is not None or cache is not None:
+                raise ScantlingInputError("packed rows go through whole: without padding, prefix or cache")
+            positions = self.packed.positions if positions is None else positions
         self.positions = (
             torch.arange(self.past, self.past + tokens, device=device)[None] if positions is None else positions
         )
@@ -80,13 +94,14 @@ class Context:
         self.last_only, self._types, self._labels = last_only, types, labels
         self.ids: Tensor | None = None
         self.memory: Tensor | None = None
-        self.source_padding = source_padding
+        self.source_padding, self.source_documents = source_padding, source_documents
         self._source: Context | None = None
         self._kernel_name = kernel_name
         self.prefix_lengths = prefix_lengths
         self._check_prefix()
         self.keep_routing = training if keep_routing is None else keep_routing
         self.routing: dict[str, Routing] = {}
+        self.recompute = policy(recompute)
         self._kernel = kernel(kernel_name)
         self._fused = kernel_name == "fused"
         self._memo: dict[Any, Any] = {}
@@ -114,6 +129,11 @@ class Context:
             )
 
     @property
+    def longest(self) -> int:
+        """Positions of the longest text of this pass: of the row with its past, or of the longest document in it."""
+        return self.past + self.tokens if self.packed is None else self.packed.longest
+
+    @property
     def counted_positions(self) -> Tensor:
         """The positions that were given; where none were, those that count real tokens only: (1 or B, T)."""
         if self._given or self.padding is None:
@@ -126,9 +146,11 @@ class Context:
             self._source = Context.of(
                 source,
                 padding=self.source_padding,
+                documents=self.source_documents,
                 kernel_name=self._kernel_name,
                 training=self.training,
                 recorder=self.recorder,
+                recompute=self.recompute,
             )
         return self._source
 
@@ -170,12 +192,27 @@ class Context:
         """Turn x (B, H, T, D) by the scheme `position`; its angles are made once per pass."""
         if position not in self._memo:
             self._memo[position] = position.rotation(self)
-        cos, sin, interleaved = self._memo[position]
-        return rotate.rotate(x, cos.to(x.dtype), sin.to(x.dtype), interleaved)
+        key = (position, x.dtype)
+        if key not in self._memo:
+            cosines, sines, pairs = self._memo[position]
+            self._memo[key] = cosines.to(x.dtype), sines.to(x.dtype), pairs
+        cos, sin, interleaved = self._memo[key]
+        return rotate.rotate(x, cos, sin, interleaved)
 
     def join(self, *pieces: Tensor) -> Tensor:
         """Channels side by side: (..., D_1), (..., D_2) -> (..., D_1 + D_2)."""
         return torch.cat(pieces, -1)
+
+    def apart(self, x: Tensor) -> Tensor:
+        """x in a storage of its own."""
+        return x.clone(memory_format=torch.contiguous_format)
+
+    def block(self, net: Any, x: Tensor) -> Tensor:
+        """A block's output for the stream x (B, T, d)."""
+        if self.recompute != "block":
+            return net(x, self)  # type: ignore[no-any-return]
+        # The encoder's output is an argument so that autograd knows it is kept.
+        return again(lambda read, _: net(read, self), x, self.memory)
 
     def turns(
         self, frequencies: Sequence[float], interleaved: bool, factor: float = 1.0
@@ -192,6 +229,7 @@ class Context:
         key = torch.arange(self.past + self.tokens, device=self.device)[None]
         if rounded:
             place = key if self.padding is None else (self.padding.long().cumsum(-1) - 1) * self.padding
+            place = place if self.packed is None else self.packed.positions
             tilt, place = tilt.bfloat16(), place.bfloat16()
             return lambda start, end: (tilt * place[:, None, None, :]).float() * scale
         query = key[0, self.past :]
@@ -244,9 +282,14 @@ class Context:
         """Attention of q (B, H, T, D) to the source's k and v (B, H_kv, S, D); padding of the source is not seen."""
         key = ("mask", "source")
         if key not in self._memo:
-            self._memo[key] = None if self.source_padding is None else mask.Real(self.source_padding)
+            self._memo[key] = self._source_seen()
         dropout = part.dropout if self.training else 0.0
         return self._mixed(net, q, k, v, Terms(self._memo[key], False, part.scale, None, part.softcap, None, dropout))
+
+    def _source_seen(self) -> mask.Real | mask.Paired | None:
+        if self.packed is not None and self.source_documents is not None:
+            return mask.Paired(self.packed.documents, self.source_documents)
+        return None if self.source_padding is None else mask.Real(self.source_padding)
 
     def attend(self, net: Any, q: Tensor, k: Tensor, v: Tensor, part: Any, sinks: Tensor | None = None) -> Tensor:
         """Attention as `part` describes it (visibility, position, scale, softcap, dropout).
@@ -260,11 +303,9 @@ class Context:
             (B, H, T, D_v).
         """
         bias = self._bias(net, part)
-        plain = bias is None and part.softcap is None and sinks is None
-        # Torch's fused CPU kernel wants values as wide as keys; a written mask makes blocks of queries of it there.
-        plain = plain and (q.device.type != "cpu" or q.shape[-1] == v.shape[-1])
-        seen, causal = self._mask(part.visibility, explicit=not plain)
         dropout = part.dropout if self.training else 0.0
+        plain = bias is None and part.softcap is None and sinks is None and in_torch(q, v, dropout)
+        seen, causal = self._mask(part.visibility, explicit=not plain)
         return self._mixed(net, q, k, v, Terms(seen, causal, part.scale, bias, part.softcap, sinks, dropout))
 
     def _mixed(self, net: Any, q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Tensor:
@@ -272,7 +313,11 @@ class Context:
             # The fused kernel indexes KV heads; a recorder is shown what that index selects.
             self.mark(net, "k_shared", share(k, q.shape[1]))
             self.mark(net, "v_shared", share(v, q.shape[1]))
-        return self.mark(net, "mixed", self._kernel(q, k, v, terms, lambda point, value: self.mark(net, point, value)))
+
+        def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return self._kernel(q, k, v, terms, lambda point, value: self.mark(net, point, value))
+
+        return self.mark(net, "mixed", again(mix, q, k, v) if self.recompute == "selective" else mix(q, k, v))
 
     def _bias(self, net: Any, part: Any) -> BiasRows | None:
         key = ("bias", part.position)
@@ -285,7 +330,8 @@ class Context:
         key = ("mask", visibility, explicit)
         if key not in self._memo:
             size = (self.tokens, self.past, self.padding, self.device)
-            self._memo[key] = mask.build(visibility, *size, explicit=explicit, prefix=self.prefix_lengths)
+            prefix, packed = self.prefix_lengths, self.packed
+            self._memo[key] = mask.build(visibility, *size, explicit=explicit, prefix=prefix, packed=packed)
         built: tuple[mask.Seen | None, bool] = self._memo[key]
         return built
 
@@ -302,6 +348,8 @@ class Context:
 
         The mean of a row without any real token is 0.
         """
+        if self.packed is not None:
+            raise ScantlingInputError("this head gives one vector per row: give each text a row of its own")
         rows, end = torch.arange(x.shape[0], device=x.device), x.shape[1] - 1
         if kind == "first":
             return x[:, 0] if self.padding is None else x[rows, self.padding.int().argmax(-1)]

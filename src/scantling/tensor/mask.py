@@ -11,6 +11,37 @@ from scantling.visibility import Visibility
 
 
 @dataclass(frozen=True)
+class Packed:
+    """Rows that hold several documents, each of which is read as if it were alone.
+
+    Attributes:
+        documents: (B, T) numbers; each run of one number is a document, of a negative one padding.
+        starts: (B, T) where the document of each token begins in its row.
+    """
+
+    documents: Tensor
+    starts: Tensor
+
+    @classmethod
+    def of(cls, documents: Tensor) -> Packed:
+        """The documents of a pass by the number of each token, (B, T)."""
+        place = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+        new = torch.ones_like(documents, dtype=torch.bool)
+        new[:, 1:] = documents[:, 1:] != documents[:, :-1]
+        return cls(documents, place.masked_fill(~new, 0).cummax(-1).values)
+
+    @property
+    def positions(self) -> Tensor:
+        """(B, T) positions that begin at 0 in every document."""
+        return torch.arange(self.starts.shape[1], device=self.starts.device) - self.starts
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest document; padding is none."""
+        return int(self.positions.masked_fill(self.documents < 0, 0).max()) + 1
+
+
+@dataclass(frozen=True)
 class Seen:
     """What the queries of one pass may read; its rows are made when they are asked for, so no T x S mask need exist.
 
@@ -19,6 +50,7 @@ class Seen:
         tokens: queries.
         padding: (B, past + tokens) bool, True where a key is a real token; None where all are.
         prefix: (B,) lengths of the rows' prefixes, or None.
+        packed: the documents of the rows, or None; then there is neither past, nor padding, nor prefix.
     """
 
     visibility: Visibility
@@ -27,6 +59,7 @@ class Seen:
     padding: Tensor | None
     device: torch.device
     prefix: Tensor | None = None
+    packed: Packed | None = None
     _last: dict[tuple[int, int, int, int], Tensor] = field(default_factory=dict, compare=False)
 
     def rows(self, start: int, end: int, first_key: int = 0, last_key: int | None = None) -> Tensor:
@@ -46,6 +79,11 @@ class Seen:
         if self.padding is not None and self.visibility.anchored:
             first = self.padding.int().argmax(-1)[:, None, None]
             query, key = query - first, key - first
+        if self.packed is not None:
+            begun = self.packed.starts
+            of_query, of_key = begun[:, start:end, None], begun[:, None, first_key:keys]
+            alone: Tensor = self.visibility.sees(query - of_query, key - of_key) & (of_query == of_key)
+            return alone[:, None]
         seen: Tensor = self.visibility.sees(query, key, prefix)[:, None]
         if self.padding is not None:
             # A padded query keeps itself, so that no row is empty and no softmax gives NaN.
@@ -55,7 +93,7 @@ class Seen:
     def span(self, start: int, end: int) -> tuple[int, int]:
         """The keys that the queries [start, end) can see at all."""
         keys, last = self.past + self.tokens, self.past + end - 1
-        if self.padding is not None and self.visibility.anchored:
+        if (self.padding is not None or self.packed is not None) and self.visibility.anchored:
             # Each row has its own first position, so there are no edges that all share.
             return 0, last + 1 if self.visibility.causal and self.prefix is None else keys
         return self.visibility.span(self.past + start, last, keys, 0 if self.prefix is None else keys)
@@ -81,6 +119,29 @@ class Real:
         return 0, self.padding.shape[1]
 
 
+@dataclass(frozen=True)
+class Paired:
+    """The source as the decoder sees it where rows are packed: a document reads the source of the same number.
+
+    Attributes:
+        documents: (B, T) numbers of the queries.
+        sources: (B, S) numbers of the keys.
+    """
+
+    documents: Tensor
+    sources: Tensor
+
+    def rows(self, start: int, end: int, first_key: int = 0, last_key: int | None = None) -> Tensor:
+        """(B, 1, rows, keys), True where both are of one document."""
+        seen = self.documents[:, start:end, None] == self.sources[:, None, :]
+        # A document without a source, such as padding, reads all of them, so that no softmax gives NaN.
+        return (seen | ~seen.any(-1, keepdim=True))[:, None, :, first_key:last_key]
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """All keys."""
+        return 0, self.sources.shape[1]
+
+
 def build(
     visibility: Visibility,
     tokens: int,
@@ -89,6 +150,7 @@ def build(
     device: torch.device,
     explicit: bool = False,
     prefix: Tensor | None = None,
+    packed: Packed | None = None,
 ) -> tuple[Seen | None, bool]:
     """The mask for `tokens` queries after `past` keys.
 
@@ -96,6 +158,7 @@ def build(
         padding: (B, past + tokens) bool, True where a key is a real token; None where all are.
         explicit: write the triangle out, for kernels that cannot be told of it.
         prefix: (B,) lengths of the rows' prefixes, or None.
+        packed: the documents of the rows, or None.
 
     Returns:
         (seen, is_causal): the rows of the mask; or None with `is_causal` telling the kernel the plain causal
@@ -103,9 +166,9 @@ def build(
     """
     keys = past + tokens
     prefix = prefix if visibility.prefix else None
-    if padding is None and prefix is None and not visibility.narrows(keys):
+    if padding is None and prefix is None and packed is None and not visibility.narrows(keys):
         if not visibility.causal or tokens == 1:
             return None, False
         if past == 0 and not explicit:
             return None, True
-    return Seen(visibility, past, tokens, padding, device, prefix), False
+    return Seen(visibility, past, tokens, padding, device, prefix, packed), False

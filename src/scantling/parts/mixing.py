@@ -1,0 +1,248 @@
+"""From queries, keys and values to what each head takes home: the rows, and what each kernel keeps of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from scantling.parts.dims import Dim, Dims, elements
+from scantling.parts.leaf import WIDE
+from scantling.parts.part import FREE, Cost, Factor, Step, Workload
+from scantling.parts.position import NoPosition, Position
+from scantling.parts.saved import Value, dropped, region
+from scantling.visibility import Visibility
+
+ROWS = 256
+"""Queries per block where a mask, a shift of the scores, a cap, sinks or dropout are asked of the fused kernel."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some queries and the keys that they can see: a block of the fused kernel.
+
+    Attributes:
+        whole: it reads all keys.
+    """
+
+    rows: int
+    keys: int
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """softmax(q k^T * scale + shift) v for heads that may share keys and values.
+
+    Attributes:
+        d_head: width of queries and keys.
+        d_value: width of values.
+        visibility: who reads whom; None where every key is read, as those of a source.
+        position: what may shift the scores.
+        softcap, sinks, dropout: whether there are any.
+    """
+
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    d_value: int
+    visibility: Visibility | None = None
+    position: Position = field(default_factory=NoPosition)
+    softcap: bool = False
+    sinks: bool = False
+    dropout: bool = False
+
+    def keys(self, w: Workload) -> int:
+        """S, positions that are read from."""
+        return w.sources if self.visibility is None else w.keys
+
+    def steps(self, w: Workload, q: Value, k: Value, v: Value) -> Iterator[Step]:
+        """Rows from q (B, H, T, d_head), k (B, H_kv, S, d_head) and v (B, H_kv, S, d_value) to the mixed values."""
+        rows = self._reference(w, q, k, v) if w.kernel == "reference" else self._fused(w, q, k, v)
+        return region(rows, (q, k, v)) if w.training and w.recompute == "selective" else rows
+
+    def _axes(self, w: Workload) -> tuple[Dims, Dims, Dims, Dims]:
+        """Of queries, keys, values (each with a head of its own) and scores."""
+        B, T, S, H = w.B, w.T, w.T_src if self.visibility is None else w.S, Dim("H", self.n_heads)
+        D = Dim("d_head", self.d_head)
+        D_v = D if self.d_head == self.d_value else Dim("d_value", self.d_value)
+        return (B, H, T, D), (B, H, S, D), (B, H, S, D_v), (B, H, T, S)
+
+    def _shared(self, w: Workload, stored: bool) -> Iterator[Step]:
+        if (group := self.n_heads // self.n_kv_heads) > 1:
+            note = f"Each KV head serves {group} query heads" + ("." if stored else ": an index, nothing is copied.")
+            _, k, v, _ = self._axes(w)
+            for name, axes in (("k", k), ("v", v)):
+                op, formula = f"repeat {name} {group}x", f"head i <- i // {group}"
+                yield Step(f":{name}_shared", op, axes, formula=formula, note=note, stored=stored)
+
+    def _copies(self, w: Workload, k: Value, v: Value) -> tuple[Value, Value]:
+        """Keys and values as a plain product reads them: one head for each of the queries'."""
+        if self.n_heads == self.n_kv_heads:
+            return k, v
+        numel = w.batch * self.n_heads * self.keys(w)
+        return Value("repeated keys", numel * self.d_head), Value("repeated values", numel * self.d_value)
+
+    def pairs(self, w: Workload) -> Cost:
+        """Pairs of query and key in all rows together: the square, its causal part, and those that are seen."""
+        square = w.batch * w.tokens * self.keys(w)
+        if self.visibility is None:
+            return Cost.of(square)
+        causal = w.batch * Visibility().pairs(w.tokens, w.past) if self.visibility.causal else square
+        return Cost(square, causal, visible_pairs(w, self.visibility))
+
+    def _products(self, w: Workload) -> tuple[Cost, Cost]:
+        """Of queries with keys, and of weights with values."""
+        each = self.pairs(w).scaled(2 * self.n_heads)
+        return each.scaled(self.d_head), each.scaled(self.d_value)
+
+    def _reference(self, w: Workload, q: Value, k: Value, v: Value) -> Iterator[Step]:
+        yield from self._shared(w, stored=True)
+        k, v = self._copies(w, k, v)
+        queries, keys, values, pairs = self._axes(w)
+        by_score, by_value = self._products(w)
+        scores, weights, mixed = self._plain(w, Piece(w.tokens, self.keys(w), True), q, k, v)
+        yield Step(
+            ":scores",
+            "scores",
+            pairs,
+            cost=by_score,
+            formula="q k^T * scale",
+            note="How well each query fits each key.",
+            factors=(Factor("q", queries), Factor("k", keys)),
+            saved=w.keep(*scores),
+            before_saving=by_score if self.softcap else FREE,
+        )
+        note = "Each row adds up to 1."
+        yield Step(":weights", "softmax", pairs, formula="softmax over visible keys", note=note, saved=w.keep(*weights))
+        yield Step(
+            ":mixed",
+            "mix values",
+            (*queries[:-1], values[-1]),
+            cost=by_value,
+            formula="weights v",
+            note="What each query takes home.",
+            factors=(Factor("weights", pairs), Factor("v", values)),
+            saved=w.keep(*mixed),
+        )
+
+    def _fused(self, w: Workload, q: Value, k: Value, v: Value) -> Iterator[Step]:
+        yield from self._shared(w, stored=False)
+        queries, keys, values, pairs = self._axes(w)
+        by_score, by_value = self._products(w)
+        axes = (*queries[:-1], values[-1])
+        out = Value("mixed values", elements(axes))
+        saved, before = self._in_torch(w, (q, k, v), out) if self.native else self._in_blocks(w, q, k, v)
+        yield Step(
+            ":mixed",
+            "attention (fused)",
+            axes,
+            cost=by_score.plus(by_value),
+            formula="softmax(q k^T * scale) v",
+            note="Scores, softmax and mix in one kernel: the T x S matrix is never stored.",
+            factors=(
+                Factor("q", queries, by_score),
+                Factor("k", keys, by_score),
+                Factor("v", values, by_value),
+                Factor("weights", pairs, by_value, stored=False),
+            ),
+            saved=w.keep(*saved),
+            before_saving=before,
+            out=out,
+        )
+
+    @property
+    def native(self) -> bool:
+        """Whether torch has one kernel for it on CPU: no cap, no sinks, no dropout, no shift that is trained."""
+        shift = self.position.shift(Workload(), 1)
+        plain = not (self.softcap or self.sinks or self.dropout or (shift and shift.trained))
+        return plain and self.d_head == self.d_value
+
+    def _hides(self, w: Workload) -> bool:
+        """Whether any key is hidden from any query."""
+        seen = self.visibility
+        return seen is not None and (self._odd(w, seen) or (seen.causal and w.tokens > 1))
+
+    def _odd(self, w: Workload, seen: Visibility) -> bool:
+        return seen.narrows(w.keys) or bool(seen.prefix and w.prefix_lengths)
+
+    def _masked(self, w: Workload) -> bool:
+        """Whether the fused kernel is given a mask, and not only told of the causal triangle."""
+        if self.visibility is None or not self._hides(w):
+            return False
+        told = w.past == 0 and self.native and self.position.shift(w, 1) is None
+        return self._odd(w, self.visibility) or not told
+
+    def _rows_of_mask(self, w: Workload) -> int:
+        return w.batch if self.visibility and self.visibility.prefix and w.prefix_lengths else 1
+
+    def pieces(self, w: Workload) -> list[Piece]:
+        """The blocks of queries of the fused kernel."""
+        keys, masked = self.keys(w), self._masked(w)
+        if self.native and not masked and self.position.shift(w, 1) is None:
+            return [Piece(w.tokens, keys, True)]
+        found = []
+        for start in range(0, w.tokens, ROWS):
+            end = min(start + ROWS, w.tokens)
+            first, last = 0, keys
+            if masked and self.visibility and end - start < w.tokens:
+                prefix = keys if w.prefix_lengths and self.visibility.prefix else 0
+                first, last = self.visibility.span(w.past + start, w.past + end - 1, keys, prefix)
+            found.append(Piece(end - start, last - first, (first, last) == (0, keys)))
+        return found
+
+    def _in_torch(self, w: Workload, read: tuple[Value, Value, Value], out: Value) -> tuple[list[Value], Cost]:
+        """Queries, keys and values once; of each call its mask in numbers, its output and the log of its sums."""
+        saved, pieces = list(read), self.pieces(w)
+        for piece in pieces:
+            heads = w.batch * self.n_heads * piece.rows
+            shift = self.position.shift(w, piece.rows)
+            if self._masked(w):
+                numel = self._rows_of_mask(w) * piece.rows * piece.keys * (self.n_heads if shift else 1)
+                saved.append(Value("mask", numel))
+            elif shift:
+                saved.append(Value("shift of the scores", shift.numel))
+            saved.append(out if len(pieces) == 1 else Value("mixed values of a block", heads * self.d_value))
+            saved.append(Value("log of each row's sum", heads, None if w.dtype == "float64" else WIDE))
+        by_score, by_value = self._products(w)
+        return saved, by_score.plus(by_value)
+
+    def _in_blocks(self, w: Workload, q: Value, k: Value, v: Value) -> tuple[list[Value], Cost]:
+        """Plain products, block by block; what a block reads of queries, keys and values is copied if not all of it."""
+        k, v = self._copies(w, k, v)
+        saved: list[Value] = []
+        pieces = self.pieces(w)
+        for piece in pieces:
+            rows, width = w.batch * self.n_heads, piece.keys
+            part = q if len(pieces) == 1 else Value("queries of a block", rows * piece.rows * self.d_head)
+            own_k = k if piece.whole else Value("keys of a block", rows * width * self.d_head)
+            own_v = v if piece.whole else Value("values of a block", rows * width * self.d_value)
+            saved += chain(*self._plain(w, piece, part, own_k, own_v))
+        # Nothing is kept after the last block's second product.
+        by_score, by_value = self._products(w)
+        rows = pieces[-1].rows
+        _, last = self._products(replace(w, tokens=rows, past=self.keys(w) - rows, training=False))
+        return saved, by_score.plus(by_value).plus(last.scaled(-1))
+
+    def _plain(self, w: Workload, piece: Piece, q: Value, k: Value, v: Value) -> tuple[list[Value], ...]:
+        """What scores, softmax and mix keep of one block of queries."""
+        numel = w.batch * self.n_heads * piece.rows * piece.keys
+        scores = [q, k]
+        if self.softcap:
+            scores.append(Value("tanh of the scores", numel))
+        if shift := self.position.shift(w, piece.rows):
+            scores += shift.saved
+        wide = Value("weights in float32", numel + (w.batch * self.n_heads * piece.rows if self.sinks else 0), WIDE)
+        weights, mixed = [wide], [w.cast(wide, numel, w.dtype)]
+        if self._hides(w):
+            weights.append(Value("mask", self._rows_of_mask(w) * piece.rows * piece.keys, "bool"))
+        if self.dropout:
+            mixed = [dropped(numel), Value("weights after dropout", numel)]
+        return scores, weights, [*mixed, v]
+
+
+def visible_pairs(w: Workload, visibility: Visibility) -> int:
+    """Pairs of query and key that are seen, in all rows together."""
+    if not w.prefix_lengths:
+        return w.batch * visibility.pairs(w.tokens, w.past)
+    return sum(visibility.pairs(w.tokens, w.past, prefix) for prefix in w.prefix_lengths)
