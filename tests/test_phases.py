@@ -12,9 +12,10 @@ import scantling as sc
 from scantling.cards import presets
 from scantling.cards.read import from_dict
 from scantling.cli.main import _run
-from scantling.numbers.flops import CONVENTIONS, flops, half_at
+from scantling.numbers.flops import CONVENTIONS, flops, half_at, recomputed
 from scantling.numbers.phases import Phase, phases
-from scantling.parts.part import Cost, Workload
+from scantling.parts.part import FREE, Cost, Workload
+from scantling.parts.saved import POLICIES
 
 D, L, V = 4096, 3, 32000
 TEXTBOOK: dict[str, Any] = {
@@ -136,3 +137,34 @@ def test_a_table_of_positions_ends_the_table_of_shares(capsys: pytest.CaptureFix
     assert found["lookup_flops"] == 0
     assert [phase["phase"] for phase in found["phases"]] == ["prefill", "decode", "training"]
     assert found["phases"][2]["model_flops"]["full"] == found["training_flops"]
+
+
+@pytest.mark.parametrize("kernel", ["fused", "reference"])
+def test_what_a_policy_computes_again(kernel: str) -> None:
+    """Selective: scores and mix of every layer (the mix itself where nothing after it is kept); none: nothing."""
+    b, t = 2, 1000
+    again = {}
+    for policy in POLICIES:
+        found = by_name(textbook(), batch=b, tokens=t, kernel=kernel, recompute=policy)["training"]
+        said = f"forward again, {policy} recompute"
+        again[policy] = found.again.get(said, FREE)
+        assert found.model == by_name(textbook(), batch=b, tokens=t)["training"].model
+        assert found.hardware.full - found.model.full == sum(cost.full for cost in found.again.values())
+    products = {"fused": 4, "reference": 2}[kernel]
+    assert again["none"] == FREE
+    assert again["selective"].full == products * b * L * t * t * D
+    assert again["selective"].causal == products * b * L * t * (t + 1) // 2 * D
+    # Of a block all but its last product, whose output nothing in it keeps.
+    assert again["block"].full == b * t * L * (24 * D * D + 4 * t * D - 8 * D * D)
+    assert again["block"].full == recomputed(
+        textbook(), Workload(b, t, training=True, kernel=kernel, recompute="block")
+    )
+
+
+def test_the_command_names_the_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["flops", "gpt2", "--tokens", "64", "--recompute", "block", "--json"]) == 0
+    training = json.loads(capsys.readouterr().out)["phases"][2]
+    assert training["recompute"] == "block"
+    again = training["computed_again"]["forward again, block recompute"]
+    assert again["full"] == recomputed(sc.assemble(sc.card("gpt2")), Workload(1, 64, training=True, recompute="block"))
+    assert training["hardware_flops"]["full"] - training["model_flops"]["full"] > again["full"]

@@ -14,6 +14,7 @@ from scantling.cli import show
 from scantling.numbers.flops import CONVENTIONS, Flops, flops, half_at
 from scantling.numbers.phases import Phase, phases
 from scantling.parts.part import Cost, Workload
+from scantling.parts.saved import POLICIES
 from scantling.parts.transformer import Transformer
 from scantling.units import count_text, flops_text
 
@@ -23,6 +24,9 @@ LENGTHS = (2048, 8192, 16384, 32768, 131072)
 @click.command()
 @click.argument("model")
 @show.workload_options()
+@click.option(
+    "--recompute", type=click.Choice(POLICIES), default="none", show_default=True, help="Again in the backward pass."
+)
 @show.revision_option
 @show.json_option
 def command(
@@ -31,6 +35,7 @@ def command(
     tokens: int | None,
     past: int,
     source_tokens: int | None,
+    recompute: str,
     revision: str | None,
     as_json: bool,
 ) -> None:
@@ -40,7 +45,7 @@ def command(
     """
     card = card_of(model, revision=revision)
     parts = assemble(card)
-    w = show.workload(card, batch, tokens, past, source_tokens)
+    w = show.workload(card, batch, tokens, past, source_tokens, recompute=recompute)
     f, found, shares = flops(parts, w), phases(parts, w), _shares(card, parts, w)
     half = half_at(parts)
     if as_json:
@@ -156,6 +161,7 @@ def _more(found: list[Phase], shares: list[dict[str, Any]], half: dict[str, int 
                 "batch": phase.work.batch,
                 "tokens": phase.work.tokens,
                 "past": phase.work.past,
+                **({"recompute": phase.work.recompute} if phase.name == "training" else {}),
                 "by_part": {role: cost._asdict() for role, cost in phase.by_part.items()},
                 "model_flops": phase.model._asdict(),
                 "computed_again": {what: cost._asdict() for what, cost in phase.again.items()},

@@ -52,7 +52,7 @@ class Phase:
 def phases(model: Transformer, w: Workload) -> list[Phase]:
     """The phases of rows of `w.tokens` new positions after `w.past`: the last of them is the one that is decoded.
 
-    A training step is among them where nothing is cached.
+    A training step is among them where nothing is cached; what `w.recompute` does a second time is in its `again`.
     """
     return list(_phases(model, w))
 
@@ -67,8 +67,11 @@ def _phases(model: Transformer, w: Workload) -> Iterator[Phase]:
     if w.past == 0:
         training = replace(w, training=True)
         steps = list(model.steps(training))
-        again = {"q k^T again, by a fused kernel": _scores(model, training)} if w.kernel == "fused" else {}
-        yield Phase("training", training, costs(model, steps), 1 + BACKWARD, {k: c for k, c in again.items() if any(c)})
+        again = {f"forward again, {w.recompute} recompute": added(step.again.scaled(step.repeat) for step in steps)}
+        if w.kernel == "fused":
+            again["q k^T again, inside a fused kernel"] = _scores(model, training)
+        done = {what: cost for what, cost in again.items() if any(cost)}
+        yield Phase("training", training, costs(model, steps), 1 + BACKWARD, done)
 
 
 def _scores(model: Transformer, w: Workload) -> Cost:

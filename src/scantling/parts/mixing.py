@@ -132,7 +132,7 @@ class Mixing:
         by_score, by_value = self._products(w)
         axes = (*queries[:-1], values[-1])
         out = Value("mixed values", elements(axes))
-        saved, before = self._in_torch(w, (q, k, v), out) if self.native else self._in_blocks(w, q, k, v)
+        saved, before = self._kept(w, (q, k, v), out) if w.training else ([], FREE)
         yield Step(
             ":mixed",
             "attention (fused)",
@@ -150,6 +150,9 @@ class Mixing:
             before_saving=before,
             out=out,
         )
+
+    def _kept(self, w: Workload, read: tuple[Value, Value, Value], out: Value) -> tuple[list[Value], Cost]:
+        return self._in_torch(w, read, out) if self.native else self._in_blocks(w, *read)
 
     @property
     def native(self) -> bool:
@@ -221,7 +224,7 @@ class Mixing:
         # Nothing is kept after the last block's second product.
         by_score, by_value = self._products(w)
         rows = pieces[-1].rows
-        _, last = self._products(replace(w, tokens=rows, past=self.keys(w) - rows, training=False))
+        _, last = self._products(replace(w, tokens=rows, past=w.keys - rows, source=w.sources, training=False))
         return saved, by_score.plus(by_value).plus(last.scaled(-1))
 
     def _plain(self, w: Workload, piece: Piece, q: Value, k: Value, v: Value) -> tuple[list[Value], ...]:
