@@ -104,10 +104,12 @@ def test_trace(capsys: pytest.CaptureFixture[str]) -> None:
     unrolled = answer(capsys, "trace", "walk-5.9b", "--batch", "2", "--tokens", "1024", "--unroll")
     assert {s["repeat"] for s in unrolled["steps"]} == {1}
     assert unrolled["total_flops"] == t["total_flops"]
-    kinds = [s["op"] for s in answer(capsys, "trace", "tiny", "--train", "--kernel", "reference")["steps"]]
+    steps = answer(capsys, "trace", "tiny", "--train", "--kernel", "reference")["steps"]
+    kinds = [s["op"] for s in steps if s["stage"] == "forward"]
     assert "scores" in kinds
     assert "keys in the cache" not in kinds
     assert kinds[-1] == "cross-entropy"
+    assert steps[-1]["op"] == "gradient of E"
 
 
 def test_parts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,7 +88,8 @@ class Attention(Part):
         for name, heads in (("q", H), ("k", H_kv), ("v", H_kv)):
             note = "The same numbers, seen head by head."
             formula = f"(B, T, {heads.symbol}*d_head) -> (B, {heads.symbol}, T, d_head)"
-            yield Step(f":{name}_heads", f"split {name} into heads", (B, heads, T, D), formula=formula, note=note)
+            op, axes = f"split {name} into heads", (B, heads, T, D)
+            yield Step(f":{name}_heads", op, axes, formula=formula, note=note, stored=False)
         yield from self._norm_steps(w, read, over_width=False)
         if self.position.turned:
             for name, heads in (("q", H), ("k", H_kv)):
@@ -102,7 +103,7 @@ class Attention(Part):
             yield Step(":values", "values in the cache", kept, formula="S = P + T", note="Kept for later tokens.")
         if self.sinks:
             note = "A score per head that takes weight and gives no value."
-            factors = (Factor("s", (H,), FREE, weight=True),)
+            factors = (Factor("s", (H,), FREE, weight=True, formula="through the softmax"),)
             yield Step(":sinks", "attention sinks", (H,), self.n_heads, formula="s_h", note=note, factors=factors)
         mixed = yield from flowing(self._mixing.steps(w, read["q"], read["k"], read["v"]), None)
         note, formula = "The heads' results side by side.", "(B, H, T, d_head) -> (B, T, H*d_head)"

@@ -56,14 +56,15 @@ class CrossAttention(Part):
         q = yield from self.steps_of("q", w, "W_Q", "What each token asks of the source.", {"d_in": d, "d_out": H * D})
         k, v = Value("keys of the source", elements(kept)), Value("values of the source", elements(kept))
         note, formula = "The same numbers, seen head by head.", "(B, T, H*d_head) -> (B, H, T, d_head)"
-        yield Step(":q_heads", "split q into heads", (B, H, T, D), formula=formula, note=note)
+        yield Step(":q_heads", "split q into heads", (B, H, T, D), formula=formula, note=note, stored=False)
         if w.past == 0:
             source, sizes = replace(w, lead=(B, S), x=w.beside), {"d_in": d, "d_out": H_kv * D}
             k = yield from self.steps_of("k", source, "W_K", "What each source token answers to.", sizes)
             v = yield from self.steps_of("v", source, "W_V", "What each source token hands over.", sizes)
             for name in "kv":
                 formula = "(B, T_src, H_kv*d_head) -> (B, H_kv, T_src, d_head)"
-                yield Step(f":{name}_heads", f"split {name} into heads", kept, formula=formula, note=note)
+                op = f"split {name} into heads"
+                yield Step(f":{name}_heads", op, kept, formula=formula, note=note, stored=False)
         if not w.training:
             note = "Of the source: made once, kept for every later token."
             yield Step(":keys", "keys in the cache", kept, formula="of the source", note=note)

@@ -111,19 +111,23 @@ class Head(Part):
             saved = w.keep(Value("tanh of the logits", elements(logits)))
             yield Step(":capped", "soft cap", logits, formula=formula, note=bounds, saved=saved)
         if self.rows != self.vocab_size:
-            yield Step(":cut", "cut the padding", (*w.rows, V), formula="x[:V]", note="Padded rows are no tokens.")
+            note = "Padded rows are no tokens."
+            yield Step(":cut", "cut the padding", (*w.rows, V), formula="x[:V]", note=note, stored=False)
 
     def _product_steps(self, w: Workload, width: Dim, rows: Dim) -> Iterator[Step]:
         logits, note = (*w.rows, rows), "A score for every token of the vocabulary."
         owned = 0 if self.fixed else self.rows
-        shift = () if self.fixed else (Factor("b", (rows,), FREE, weight=True),)
+        shift = () if self.fixed else (Factor("b", (rows,), FREE, weight=True, formula="dy summed over rows"),)
         if not self.tied:
             yield from self.steps_of("matrix", w, "LM head", note, {"d_in": width, "d_out": rows})
             if self._own_bias:
                 note = "A stored shift per token."
                 yield Step(":shifted", "shift", logits, owned, formula="x + b", note=note, factors=shift)
             return
-        product = (Factor("x", (*w.rows, width)), Factor("E", (rows, width), weight=True))
+        x, table = (
+            Factor("x", (*w.rows, width), formula="dy E"),
+            Factor("E", (rows, width), formula="dy^T x", weight=True),
+        )
         yield Step(
             ":product",
             "LM head (tied)",
@@ -132,7 +136,7 @@ class Head(Part):
             next(Linear(self.width, self.rows).steps(w)).cost,
             formula="x E^T + b" if self.bias else "x E^T",
             note=note,
-            factors=(*product, *shift) if self.bias else product,
+            factors=(x, table, *shift) if self.bias else (x, table),
             saved=w.keep(w.read(elements((*w.rows, width)))),
         )
 
@@ -242,7 +246,7 @@ class Labels(Part):
         logits = yield from self.steps_of("matrix", inner, "classifier", note, sizes)
         if self.flat:
             note = "One score per token."
-            yield Step(":flat", "drop the axis", inner.rows, formula="x[..., 0]", note=note, out=logits)
+            yield Step(":flat", "drop the axis", inner.rows, formula="x[..., 0]", note=note, stored=False, out=logits)
 
     def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
         if self.pool:

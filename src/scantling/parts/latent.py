@@ -89,7 +89,7 @@ class LatentAttention(Part):
         note = "Keeps the size of the latent in bounds."
         latent = yield from self.steps_of("kv_norm", w.on(down), note=note, sizes={"d": rank})
         note, formula = "The same numbers, seen head by head.", "(B, T, H*d_head) -> (B, H, T, d_head)"
-        yield Step(":q_heads", "split q into heads", (B, H, T, D), formula=formula, note=note)
+        yield Step(":q_heads", "split q into heads", (B, H, T, D), formula=formula, note=note, stored=False)
         if self.position.turned:
             q = Value("turned q", elements((B, H, T, D)))
             yield from self._turned_steps(w, (B, H, T, D), (B, ONE, T, d_rope))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 WIDE = "float32"
 """What norms, softmax and losses are computed in."""
+GAIN = "dy x / size, summed over rows"
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Linear(Part):
         rows = elements(w.rows)
         cost, saved = Cost.of(2 * rows * self.d_in * self.d_out), w.keep(w.read(rows * self.d_in))
         d_in, d_out = Dim("d_in", self.d_in), Dim("d_out", self.d_out)
-        factors = (Factor("x", (*w.rows, d_in)), _weight("W", d_out, d_in), *_shift(self.bias, d_out))
+        x = Factor("x", (*w.rows, d_in), formula="dy W")
+        factors = (x, _weight("W", d_out, d_in), *_shift(self.bias, d_out))
         out, formula = (*w.rows, d_out), "x W^T + b" if self.bias else "x W^T"
         yield Step("", "linear", out, self.params, cost, formula=formula, factors=factors, saved=saved)
 
@@ -61,7 +63,8 @@ class GroupedLinear(Part):
         rows = elements(w.rows)
         cost = Cost.of(2 * rows * self.d_in * self.d_out)
         E, d_in, d_out = Dim("E", self.n_experts), Dim("d_in", self.d_in), Dim("d_out", self.d_out)
-        factors = (Factor("x", (*w.rows, d_in)), _weight("W", E, d_out, d_in), *_shift(self.bias, E, d_out))
+        x = Factor("x", (*w.rows, d_in), formula="dy W_e")
+        factors = (x, _weight("W", E, d_out, d_in), *_shift(self.bias, E, d_out))
         ends = w.beside or Value("ends", self.n_experts, "int32")
         owner = (Value("each row's expert", rows, "int64"),) if self.bias else ()
         yield Step(
@@ -92,7 +95,7 @@ class Embedding(Part):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         saved, d = w.keep(w.read(elements(w.rows), "int64")), Dim("d", self.d_model)
-        out, factors = (*w.rows, d), (_gain("E", Dim("rows", self.rows), d),)
+        out, factors = (*w.rows, d), (_gain("E", "dy added to the rows of the ids", Dim("rows", self.rows), d),)
         yield Step("", "embedding lookup", out, self.params, formula="E[ids]", factors=factors, saved=saved)
 
     def module(self, path: str) -> nn.Module:
@@ -132,7 +135,7 @@ class RMSNorm(Part):
     def steps(self, w: Workload) -> Iterator[Step]:
         formula = f"x / sqrt(mean(x^2) + {self.eps:g}) * " + ("(1 + w)" if self.plus_one else "w")
         note, d = "Sets each vector's size.", Dim("d", self.d)
-        out, factors, saved = (*w.rows, d), (_gain("w", d),), w.keep(*self._saved(w))
+        out, factors, saved = (*w.rows, d), (_gain("w", GAIN, d),), w.keep(*self._saved(w))
         yield Step("", "RMSNorm", out, self.params, formula=formula, note=note, factors=factors, saved=saved)
 
     def _saved(self, w: Workload) -> tuple[Value, ...]:
@@ -179,7 +182,7 @@ class LayerNorm(Part):
         note = "Centres each vector and sets its size."
         rows, d = elements(w.rows), Dim("d", self.d)
         saved = w.keep(w.read(rows * self.d), Value("means", rows), Value("1 / deviations", rows))
-        out, factors = (*w.rows, d), (_gain("w", d), *_shift(self.bias, d))
+        out, factors = (*w.rows, d), (_gain("w", GAIN, d), *_shift(self.bias, d))
         yield Step("", "LayerNorm", out, self.params, formula=formula, note=note, factors=factors, saved=saved)
 
     def module(self, path: str) -> nn.Module:
@@ -212,7 +215,7 @@ class HeadNorm(Part):
     def steps(self, w: Workload) -> Iterator[Step]:
         H, d, op = Dim("H", self.n_heads), Dim("d", self.d), "LayerNorm" if self.centred else "RMSNorm"
         formula, saved = f"norm(x) * w_h, eps {self.eps:g}", w.keep(*self._saved(w))
-        out, factors = (w.B, H, w.T, d), (_gain("w", H, d),)
+        out, factors = (w.B, H, w.T, d), (_gain("w", GAIN, H, d),)
         yield Step("", f"{op} per head", out, self.params, formula=formula, factors=factors, saved=saved)
 
     def _saved(self, w: Workload) -> tuple[Value, ...]:
@@ -236,13 +239,13 @@ Norm = RMSNorm | LayerNorm
 
 def _weight(name: str, *dims: Dim) -> Factor:
     """The matrix of a product."""
-    return Factor(name, dims, weight=True)
+    return Factor(name, dims, weight=True, formula="dy^T x")
 
 
-def _gain(name: str, *dims: Dim) -> Factor:
+def _gain(name: str, formula: str, *dims: Dim) -> Factor:
     """A weight whose gradient takes no product."""
-    return Factor(name, dims, FREE, weight=True)
+    return Factor(name, dims, FREE, weight=True, formula=formula)
 
 
 def _shift(present: bool, *dims: Dim) -> tuple[Factor, ...]:
-    return (_gain("b", *dims),) if present else ()
+    return (_gain("b", "dy summed over rows", *dims),) if present else ()

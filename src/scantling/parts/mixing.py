@@ -109,7 +109,7 @@ class Mixing:
             cost=by_score,
             formula="q k^T * scale",
             note="How well each query fits each key.",
-            factors=(Factor("q", queries), Factor("k", keys)),
+            factors=(Factor("q", queries, formula="dy k * scale"), Factor("k", keys, formula="dy^T q * scale")),
             saved=w.keep(*scores),
             before_saving=by_score if self.softcap else FREE,
         )
@@ -122,7 +122,7 @@ class Mixing:
             cost=by_value,
             formula="weights v",
             note="What each query takes home.",
-            factors=(Factor("weights", pairs), Factor("v", values)),
+            factors=(Factor("weights", pairs, formula="dy v^T"), Factor("v", values, formula="weights^T dy")),
             saved=w.keep(*mixed),
         )
 
@@ -130,7 +130,7 @@ class Mixing:
         yield from self._shared(w, stored=False)
         queries, keys, values, pairs = self._axes(w)
         by_score, by_value = self._products(w)
-        axes = (*queries[:-1], values[-1])
+        axes, H_kv = (*queries[:-1], values[-1]), Dim("H_kv", self.n_kv_heads)
         out = Value("mixed values", elements(axes))
         saved, before = self._kept(w, (q, k, v), out) if w.training else ([], FREE)
         yield Step(
@@ -141,10 +141,10 @@ class Mixing:
             formula="softmax(q k^T * scale) v",
             note="Scores, softmax and mix in one kernel: the T x S matrix is never stored.",
             factors=(
-                Factor("q", queries, by_score),
-                Factor("k", keys, by_score),
-                Factor("v", values, by_value),
-                Factor("weights", pairs, by_value, stored=False),
+                Factor("q", queries, by_score, formula="ds k * scale"),
+                Factor("k", (keys[0], H_kv, *keys[2:]), by_score, formula="ds^T q * scale"),
+                Factor("v", (values[0], H_kv, *values[2:]), by_value, formula="weights^T dy"),
+                Factor("weights", pairs, by_value, stored=False, formula="dy v^T"),
             ),
             saved=w.keep(*saved),
             before_saving=before,

@@ -20,6 +20,7 @@ class Factor(NamedTuple):
         cost: of the product that makes its gradient; None: as much as the row itself, as in any matrix product.
         weight: it is a parameter.
         stored: the gradient is a tensor of its own; False where a kernel keeps it to itself.
+        formula: of the gradient, dy being that of the row's output.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Factor(NamedTuple):
     cost: Cost | None = None
     weight: bool = False
     stored: bool = True
+    formula: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Step:
         formula: the operation in symbols.
         note: one plain sentence.
         dtype: of the output where it is not the activations' own.
-        stored: whether the output is a tensor of its own; False where a kernel only reads it by an index.
+        stored: whether the output is a tensor of its own; False for a view of another one, and where a kernel only
+            reads it by an index.
         factors: what a backward pass makes gradients of here: the factors of a product, the weights of anything.
         saved: what autograd keeps here for the backward, also where another row keeps it too.
         saved_bytes: of what no row before keeps; known in the rows of a whole Transformer.
