@@ -6,7 +6,6 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from scantling import __version__
 from scantling.cli.traced import Traced, largest, legend, symbols, totals
 from scantling.numbers.trace import Row
 
@@ -42,7 +41,6 @@ def page(traced: Traced) -> str:
         stages="".join(_stage(stage) for stage in stages) if len(stages) > 1 else "",
         columns="".join(_head(*column) for column in _COLUMNS),
         rows="\n".join(_row(row, most, row is top) for row in rows),
-        version=escape(__version__),
     )
 
 
