@@ -12,8 +12,8 @@ from scantling.cards.rules import position_limit
 from scantling.checkpoint.find import card_of
 from scantling.cli import show
 from scantling.numbers.flops import CONVENTIONS, Flops, flops, half_at
-from scantling.numbers.phases import Phase, phases
-from scantling.parts.part import Cost, Workload
+from scantling.numbers.phases import AGAIN, Phase, phases
+from scantling.parts.part import FREE, Cost, Workload
 from scantling.parts.saved import POLICIES
 from scantling.parts.transformer import Transformer
 from scantling.units import count_text, flops_text
@@ -151,7 +151,15 @@ def _data(card: Card, parts: Transformer, w: Workload, f: Flops) -> dict[str, An
 
 
 def _more(found: list[Phase], shares: list[dict[str, Any]], half: dict[str, int | None]) -> dict[str, Any]:
+    training = next((phase for phase in found if phase.name == "training"), None)
+    hardware: dict[str, Any] = {}
+    if training is not None:
+        policy = training.again.get(AGAIN.format(training.work.recompute), FREE)
+        hardware["recompute"] = training.work.recompute
+        hardware["recomputed_flops"] = policy.full
+        hardware["training_hardware_flops"] = training.hardware.full
     return {
+        **hardware,
         "attention_half_at_tokens": half["full"],
         "attention_half_at_tokens_by_convention": half,
         "attention_share_by_tokens": shares,

@@ -9,6 +9,9 @@ from scantling.numbers.flops import BACKWARD, MIX, added, costs, flops
 from scantling.parts.part import FREE, Cost, Workload
 from scantling.parts.transformer import Transformer
 
+AGAIN = "forward again, {} recompute"
+"""What a recompute policy does a second time."""
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -67,7 +70,7 @@ def _phases(model: Transformer, w: Workload) -> Iterator[Phase]:
     if w.past == 0:
         training = replace(w, training=True)
         steps = list(model.steps(training))
-        again = {f"forward again, {w.recompute} recompute": added(step.again.scaled(step.repeat) for step in steps)}
+        again = {AGAIN.format(w.recompute): added(step.again.scaled(step.repeat) for step in steps)}
         if w.kernel == "fused":
             again["q k^T again, inside a fused kernel"] = _scores(model, training)
         done = {what: cost for what, cost in again.items() if any(cost)}
