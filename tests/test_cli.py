@@ -117,6 +117,7 @@ def test_parts(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(p["params"] * p["repeat"] for p in parts["parts"]) == parts["total_params"] == 124439808
     _, out, _ = call(capsys, "parts", "gpt2")
     assert "(x - mean) / sqrt(var + 1e-05) * w + b" in out
+    assert "(B, T, H*d_head)" in out
     assert "total: 124,439,808 parameters" in out
 
 
