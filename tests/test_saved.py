@@ -24,18 +24,27 @@ from scantling.tensor.kept import Kept
 from scantling.tensor.recompute import POLICIES as RUN
 
 KERNELS = ("reference", "fused")
+DTYPES = (("float32", None), ("bfloat16", None), ("float32", "bfloat16"))
+"""Of weights and activations, and of autocast."""
+POOLED = ("sequence", "embedding")
+"""Heads that read one vector per row, which packed rows do not have."""
 SHORT = Workload(batch=2, tokens=6, source=7, training=True)
 
 
-def forward(net: Any, w: Workload) -> Any:
+def forward(net: Any, w: Workload) -> tuple[Any, Any]:
     """A training forward: the loss, None where the head has none, and the output."""
     model = net.part
     vocab = getattr(model.head, "vocab_size", model.embed.rows)
     ids = torch.randint(0, vocab, (w.batch, w.tokens), generator=torch.Generator().manual_seed(0))
     source = ids[:, :1].repeat(1, w.sources) if model.two_stacks else None
-    ctx = Context.of(ids, training=True, kernel_name=w.kernel, recompute=w.recompute)
-    out = net(ids, ctx, source)
-    _, loss = model.outcome(net, ids, out, ctx)
+    texts: dict[str, Any] = {}
+    if w.packed:
+        texts = {"documents": (torch.arange(w.tokens) // 3).expand(w.batch, -1)}
+        texts |= {"source_documents": (torch.arange(w.sources) // 4).expand(w.batch, -1)} if model.two_stacks else {}
+    ctx = Context.of(ids, training=True, kernel_name=w.kernel, recompute=w.recompute, **texts)
+    with torch.autocast("cpu", torch.bfloat16, enabled=w.autocast is not None):
+        out = net(ids, ctx, source)
+        _, loss = model.outcome(net, ids, out, ctx)
     return loss, out
 
 
@@ -45,27 +54,36 @@ def check(card: Card, w: Workload) -> None:
     with Kept(net.parameters()) as kept:
         result = forward(net, w)
     said = total(model.steps(w), "saved_bytes")
-    assert (said, said) == (kept.nbytes, kept.nbytes_now), (w.dtype, w.kernel, w.recompute)
+    assert (said, said) == (kept.nbytes, kept.nbytes_now), (w.dtype, w.autocast, w.kernel, w.recompute, w.packed)
     assert total(model.steps(replace(w, unrolled=True)), "saved_bytes") == said
     del result
 
 
 @pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
 def test_declared_is_kept(card: Card) -> None:
-    for dtype in ("float32", "bfloat16"):
+    for dtype, autocast in DTYPES:
         for kernel in KERNELS:
             for recompute in POLICIES:
-                check(card, replace(SHORT, dtype=dtype, kernel=kernel, recompute=recompute))
+                check(card, replace(SHORT, dtype=dtype, autocast=autocast, kernel=kernel, recompute=recompute))
+
+
+@pytest.mark.parametrize("name", [name for name, card in CARDS.items() if card.head.kind not in POOLED])
+def test_declared_is_kept_of_packed_rows(name: str) -> None:
+    for kernel in KERNELS:
+        check(CARDS[name], replace(SHORT, packed=True, kernel=kernel))
+
+
+def _workload(dtypes: tuple[str, str | None], **asked: Any) -> Workload:
+    return Workload(training=True, dtype=dtypes[0], autocast=dtypes[1], **asked)
 
 
 WORKLOADS = st.builds(
-    Workload,
+    _workload,
+    dtypes=st.sampled_from(DTYPES),
     batch=st.integers(1, 3),
     tokens=st.integers(1, 9),
     source=st.integers(1, 7),
-    training=st.just(True),
     kernel=st.sampled_from(KERNELS),
-    dtype=st.sampled_from(["float32", "bfloat16"]),
     recompute=st.sampled_from(POLICIES),
 )
 
@@ -73,7 +91,7 @@ WORKLOADS = st.builds(
 @SAMPLED
 @given(sampled_cards(), WORKLOADS)
 def test_declared_is_kept_by_sampled_cards(card: Card, w: Workload) -> None:
-    check(card, w)
+    check(card, w if card.head.kind in POOLED else replace(w, packed=w.sources % 2 == 0))
 
 
 @pytest.mark.slow
@@ -81,7 +99,7 @@ def test_declared_is_kept_by_sampled_cards(card: Card, w: Workload) -> None:
 @settings(SAMPLED, max_examples=600)
 @given(sampled_cards(), WORKLOADS)
 def test_declared_is_kept_by_many_sampled_cards(card: Card, w: Workload) -> None:
-    check(card, w)
+    check(card, w if card.head.kind in POOLED else replace(w, packed=w.sources % 2 == 0))
 
 
 LONG = ("llama", "window", "chunks", "prefix", "alibi", "gemma", "sinks", "latent", "post-norm with dropout")
@@ -93,7 +111,9 @@ def test_blocks_of_queries_keep_what_is_declared(name: str) -> None:
     """Beyond 256 queries the fused kernel works in blocks, each of which keeps its own mask and its own cut of keys."""
     card = msgspec.structs.replace(CARDS[name], context=600)
     for tokens, batch in ((257, 2), (530, 1)):
-        check(card, replace(SHORT, batch=batch, tokens=tokens, source=300, dtype="bfloat16"))
+        w = replace(SHORT, batch=batch, tokens=tokens, source=300)
+        check(card, replace(w, dtype="bfloat16"))
+        check(card, replace(w, autocast="bfloat16", packed=card.head.kind not in POOLED))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])

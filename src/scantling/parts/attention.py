@@ -8,7 +8,7 @@ from typing import Any
 
 from scantling.parts.dims import Dim, Shape, elements
 from scantling.parts.leaf import HeadNorm, LayerNorm, Linear, Norm, RMSNorm
-from scantling.parts.mixing import Mixing
+from scantling.parts.mixing import Mixing, merged_step
 from scantling.parts.part import FREE, Factor, Part, Step, Workload
 from scantling.parts.position import NoPosition, Position
 from scantling.parts.saved import Value, flowing
@@ -89,14 +89,16 @@ class Attention(Part):
             note = "The same numbers, seen head by head."
             formula = f"(B, T, {heads.symbol}*d_head) -> (B, {heads.symbol}, T, d_head)"
             op, axes = f"split {name} into heads", (B, heads, T, D)
-            yield Step(f":{name}_heads", op, axes, formula=formula, note=note, stored=False)
+            dtype = read[name].dtype
+            yield Step(f":{name}_heads", op, axes, formula=formula, note=note, dtype=dtype, stored=False)
         yield from self._norm_steps(w, read, over_width=False)
         if self.position.turned:
             for name, heads in (("q", H), ("k", H_kv)):
                 note, axes = "Turns pairs of channels by the position: no parameters.", (B, heads, T, D)
-                saved, read[name] = w.keep(*self.position.turning(w)), Value(f"turned {name}", elements(axes))
+                saved, dtype = w.keep(*self.position.turning(w, read[name])), read[name].dtype
+                read[name] = Value(f"turned {name}", elements(axes), dtype)
                 op, formula = f"RoPE on {name}", "x cos + rot(x) sin"
-                yield Step(f":{name}_rotated", op, axes, formula=formula, note=note, saved=saved)
+                yield Step(f":{name}_rotated", op, axes, formula=formula, note=note, dtype=dtype, saved=saved)
         if self.visibility.causal and not w.training:
             kept = (B, H_kv, S, D)
             yield Step(":keys", "keys in the cache", kept, formula="S = P + T", note="Kept for later tokens.")
@@ -106,16 +108,16 @@ class Attention(Part):
             factors = (Factor("s", (H,), FREE, weight=True, formula="through the softmax"),)
             yield Step(":sinks", "attention sinks", (H,), self.n_heads, formula="s_h", note=note, factors=factors)
         mixed = yield from flowing(self._mixing.steps(w, read["q"], read["k"], read["v"]), None)
-        note, formula = "The heads' results side by side.", "(B, H, T, d_head) -> (B, T, H*d_head)"
-        yield Step(":merged", "merge heads", (B, T, H * D), formula=formula, note=note)
+        yield merged_step((B, T, H * D), D, mixed)
         note = "Writes what was read back to the stream's width."
         yield from self.steps_of("o", w.on(mixed), "W_O", note, {"d_in": H * D, "d_out": d})
 
     def _clip_steps(self, w: Workload, read: dict[str, Value], clip: float) -> Iterator[Step]:
         for name, heads in (("q", Dim("H", self.n_heads)), ("k", self._kv), ("v", self._kv)):
             axes = (w.B, w.T, heads * Dim("d_head", self.d_head))
-            saved, read[name] = w.keep(read[name]), Value(f"clipped {name}", elements(axes))
-            yield Step(f":{name}_clipped", f"clip {name}", axes, formula=f"clamp to {clip:g}", saved=saved)
+            saved, dtype, op = w.keep(read[name]), read[name].dtype, f"clip {name}"
+            read[name] = Value(f"clipped {name}", elements(axes), dtype)
+            yield Step(f":{name}_clipped", op, axes, formula=f"clamp to {clip:g}", dtype=dtype, saved=saved)
 
     @property
     def _kv(self) -> Dim:

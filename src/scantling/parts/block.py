@@ -61,12 +61,14 @@ class Block(Part):
     def steps(self, w: Workload) -> Iterator[Step]:
         formula = "norm(x) + f(norm(x))" if self.from_norm else "x + f(x)"
         for sub in self.sublayers:
-            inner = w
-            for name in (sub.norm_name("in"), sub.name, sub.norm_name("res")):
-                if name is not None:
-                    inner = w.on((yield from self.steps_of(name, inner, sizes=self._sizes)))
-            added = _added(f":after_{sub.name}", w, self.d_model, formula, self.dropout)
-            yield added
+            inner, stream = w, w
+            if (name := sub.norm_name("in")) is not None:
+                inner = w.on((yield from self.steps_of(name, w, sizes=self._sizes)))
+                stream = inner if self.from_norm else w
+            update = yield from self.steps_of(sub.name, inner)
+            if (name := sub.norm_name("res")) is not None:
+                update = yield from self.steps_of(name, w.on(update), sizes=self._sizes)
+            yield (added := _added(f":after_{sub.name}", stream, self.d_model, formula, self.dropout, update))
             w = w.on(added.passed_on)
             if (name := sub.norm_name("out")) is not None:
                 w = w.on((yield from self.steps_of(name, w, sizes=self._sizes)))
@@ -104,12 +106,12 @@ class ParallelBlock(Part):
         return {name: part for sub in self.sublayers for name, part in sub.children().items()}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        read = w
+        read, updates, sizes = w, [], {"d": Dim("d_model", self.d_model)}
         for sub in self.sublayers:
             if (name := sub.norm_name("in")) is not None:
-                read = w.on((yield from self.steps_of(name, w, sizes={"d": Dim("d_model", self.d_model)})))
-            yield from self.steps_of(sub.name, read)
-        yield _added(":after_all", w, self.d_model, "x + f(x) + g(x)", self.dropout, len(self.sublayers))
+                read = w.on((yield from self.steps_of(name, w, sizes=sizes)))
+            updates.append((yield from self.steps_of(sub.name, read)))
+        yield _added(":after_all", w, self.d_model, "x + f(x) + g(x)", self.dropout, *updates)
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         total, read = x, x
@@ -120,8 +122,10 @@ class ParallelBlock(Part):
         return ctx.mark(net, "after_all", total)
 
 
-def _added(path: str, w: Workload, d_model: int, formula: str, dropout: float, updates: int = 1) -> Step:
+def _added(path: str, w: Workload, d_model: int, formula: str, dropout: float, *updates: Value) -> Step:
     note, axes = "Adds to the stream; nothing is overwritten.", (w.B, w.T, Dim("d_model", d_model))
-    masks = [dropped(elements(axes)) for _ in range(updates)] if dropout else []
-    out = Value("stream", elements(axes))
-    return Step(path, "residual add", axes, formula=formula, note=note, saved=w.keep(*masks), out=out)
+    numel = elements(axes)
+    dtype = w.joint(w.read(numel), *updates)
+    saved = w.keep(*(dropped(update, numel) for update in updates)) if dropout else ()
+    out = Value("stream", numel, dtype)
+    return Step(path, "residual add", axes, formula=formula, note=note, dtype=dtype, saved=saved, out=out)

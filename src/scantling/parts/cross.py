@@ -8,7 +8,7 @@ from typing import Any
 
 from scantling.parts.dims import Dim, Shape, elements
 from scantling.parts.leaf import Linear
-from scantling.parts.mixing import Mixing
+from scantling.parts.mixing import Mixing, merged_step
 from scantling.parts.part import Part, Step, Workload
 from scantling.parts.saved import Value, flowing
 
@@ -56,7 +56,8 @@ class CrossAttention(Part):
         q = yield from self.steps_of("q", w, "W_Q", "What each token asks of the source.", {"d_in": d, "d_out": H * D})
         k, v = Value("keys of the source", elements(kept)), Value("values of the source", elements(kept))
         note, formula = "The same numbers, seen head by head.", "(B, T, H*d_head) -> (B, H, T, d_head)"
-        yield Step(":q_heads", "split q into heads", (B, H, T, D), formula=formula, note=note, stored=False)
+        op, axes = "split q into heads", (B, H, T, D)
+        yield Step(":q_heads", op, axes, formula=formula, note=note, dtype=q.dtype, stored=False)
         if w.past == 0:
             source, sizes = replace(w, lead=(B, S), x=w.beside), {"d_in": d, "d_out": H_kv * D}
             k = yield from self.steps_of("k", source, "W_K", "What each source token answers to.", sizes)
@@ -64,7 +65,7 @@ class CrossAttention(Part):
             for name in "kv":
                 formula = "(B, T_src, H_kv*d_head) -> (B, H_kv, T_src, d_head)"
                 op = f"split {name} into heads"
-                yield Step(f":{name}_heads", op, kept, formula=formula, note=note, stored=False)
+                yield Step(f":{name}_heads", op, kept, formula=formula, note=note, dtype=k.dtype, stored=False)
         if not w.training:
             note = "Of the source: made once, kept for every later token."
             yield Step(":keys", "keys in the cache", kept, formula="of the source", note=note)
@@ -72,8 +73,7 @@ class CrossAttention(Part):
         soft, drop = bool(self.softcap), bool(self.dropout)
         mixing = Mixing(self.n_heads, self.n_kv_heads, self.d_head, self.d_head, softcap=soft, dropout=drop)
         mixed = yield from flowing(mixing.steps(w, q, k, v), None)
-        note, formula = "The heads' results side by side.", "(B, H, T, d_head) -> (B, T, H*d_head)"
-        yield Step(":merged", "merge heads", (B, T, H * D), formula=formula, note=note)
+        yield merged_step((B, T, H * D), D, mixed)
         note = "Writes what was read back to the stream's width."
         yield from self.steps_of("o", w.on(mixed), "W_O", note, {"d_in": H * D, "d_out": d})
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from scantling.parts.dims import Dim, Dims, Shape, elements
-from scantling.parts.leaf import WIDE, Linear, Norm
+from scantling.parts.leaf import WIDE, Linear, Norm, read_by
 from scantling.parts.mlp import activated
 from scantling.parts.part import FREE, Factor, Part, Step, Workload
 from scantling.parts.saved import Value
@@ -32,7 +32,8 @@ class Transform(Part):
         dense = yield from self.steps_of("dense", w, "transform", note)
         axes = (*w.rows, out)
         acted, kept = activated(self.act, dense, elements(axes))
-        yield Step(":acted", self.act, axes, formula=f"{self.act}(x W^T)", saved=w.keep(*kept), out=acted)
+        formula, saved = f"{self.act}(x W^T)", w.keep(*kept)
+        yield Step(":acted", self.act, axes, formula=formula, dtype=acted.dtype, saved=saved, out=acted)
         if self.norm:
             yield from self.steps_of("norm", w.on(acted), sizes={"d": out})
 
@@ -103,32 +104,35 @@ class Head(Part):
             note, sizes = "Back to the width of the token table.", {"d_in": d, "d_out": width}
             w = w.on((yield from self.steps_of("narrow", w, "narrow", note, sizes)))
         if self.scale:
-            yield (step := Step(":scaled", "scale", (*w.rows, width), formula=f"{self.scale:g} x", note=bounds))
+            formula, dtype = f"{self.scale:g} x", w.read(0).dtype
+            yield (step := Step(":scaled", "scale", (*w.rows, width), formula=formula, note=bounds, dtype=dtype))
             w = w.on(step.passed_on)
-        yield from self._product_steps(w, width, rows)
+        dtype = (yield from self._product_steps(w, width, rows)).dtype
         if self.softcap:
             formula, logits = f"{self.softcap:g} tanh(x / {self.softcap:g})", (*w.rows, rows)
-            saved = w.keep(Value("tanh of the logits", elements(logits)))
-            yield Step(":capped", "soft cap", logits, formula=formula, note=bounds, saved=saved)
+            saved = w.keep(Value("tanh of the logits", elements(logits), dtype))
+            yield Step(":capped", "soft cap", logits, formula=formula, note=bounds, dtype=dtype, saved=saved)
         if self.rows != self.vocab_size:
-            note = "Padded rows are no tokens."
-            yield Step(":cut", "cut the padding", (*w.rows, V), formula="x[:V]", note=note, stored=False)
+            note, axes = "Padded rows are no tokens.", (*w.rows, V)
+            yield Step(":cut", "cut the padding", axes, formula="x[:V]", note=note, dtype=dtype, stored=False)
 
-    def _product_steps(self, w: Workload, width: Dim, rows: Dim) -> Iterator[Step]:
+    def _product_steps(self, w: Workload, width: Dim, rows: Dim) -> Generator[Step, None, Value]:
         logits, note = (*w.rows, rows), "A score for every token of the vocabulary."
         owned = 0 if self.fixed else self.rows
         shift = () if self.fixed else (Factor("b", (rows,), FREE, weight=True, formula="dy summed over rows"),)
         if not self.tied:
-            yield from self.steps_of("matrix", w, "LM head", note, {"d_in": width, "d_out": rows})
+            out = yield from self.steps_of("matrix", w, "LM head", note, {"d_in": width, "d_out": rows})
             if self._own_bias:
-                note = "A stored shift per token."
-                yield Step(":shifted", "shift", logits, owned, formula="x + b", note=note, factors=shift)
-            return
+                note, op = "A stored shift per token.", "shift"
+                yield (step := Step(":shifted", op, logits, owned, formula="x + b", note=note, factors=shift))
+                out = step.passed_on
+            return out
+        numel = elements((*w.rows, width))
         x, table = (
             Factor("x", (*w.rows, width), formula="dy E"),
             Factor("E", (rows, width), formula="dy^T x", weight=True),
         )
-        yield Step(
+        step = Step(
             ":product",
             "LM head (tied)",
             logits,
@@ -136,9 +140,13 @@ class Head(Part):
             next(Linear(self.width, self.rows).steps(w)).cost,
             formula="x E^T + b" if self.bias else "x E^T",
             note=note,
+            # A shift is not cast, and the sum is as wide as the shift.
+            dtype=None if self.bias else w.autocast,
             factors=(x, table, *shift) if self.bias else (x, table),
-            saved=w.keep(w.read(elements((*w.rows, width)))),
+            saved=w.keep(*read_by(w, w.read(numel), numel, self.width * self.rows)),
         )
+        yield step
+        return step.passed_on
 
     def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
         if self.transform:
@@ -245,8 +253,9 @@ class Labels(Part):
         note, sizes = "A score for every label.", {"d_in": d, "d_out": Dim("n_labels", self.n_labels)}
         logits = yield from self.steps_of("matrix", inner, "classifier", note, sizes)
         if self.flat:
-            note = "One score per token."
-            yield Step(":flat", "drop the axis", inner.rows, formula="x[..., 0]", note=note, stored=False, out=logits)
+            note, op, dtype = "One score per token.", "drop the axis", logits.dtype
+            flat = Step(":flat", op, inner.rows, formula="x[..., 0]", note=note, dtype=dtype, stored=False, out=logits)
+            yield flat
 
     def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
         if self.pool:
@@ -299,9 +308,9 @@ class TextVector(Part):
             text = text.on((yield from self.steps_of("transform", text, sizes=square)))
         if self.normalize:
             note = "Length 1, so that a product of two vectors is their cosine."
-            lengths = (Value("lengths", w.batch), Value("lengths, at least 1e-12", w.batch))
-            saved = w.keep(text.read(w.batch * self.d_model), *lengths)
-            yield Step(":unit", "normalise", (w.B, d), formula="x / |x|", note=note, saved=saved)
+            x, names = text.read(w.batch * self.d_model), ("lengths", "lengths, at least 1e-12")
+            saved = w.keep(x, *(Value(name, w.batch, x.dtype) for name in names))
+            yield Step(":unit", "normalise", (w.B, d), formula="x / |x|", note=note, dtype=x.dtype, saved=saved)
 
     def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
         if self.spare and not ctx.training:
@@ -346,8 +355,8 @@ def _pooled_step(w: Workload, d: Dim, pool: str) -> Step:
     formula = {"first": "x[0]", "mean": "mean of real x", "last": "last real x"}[pool]
     # One token's vector is a view of the stream.
     out = None if pool == "mean" else w.x
-    axes, note = (w.B, d), "One vector for the text."
-    return Step(":pooled", f"pool: {pool}", axes, formula=formula, note=note, out=out)
+    axes, note, dtype = (w.B, d), "One vector for the text.", w.read(0).dtype
+    return Step(":pooled", f"pool: {pool}", axes, formula=formula, note=note, dtype=dtype, out=out)
 
 
 AnyHead = Head | Labels | TextVector | NoHead

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from scantling.parts.dims import ONE, Dim, Dims, Shape, elements, shape_of
 from scantling.parts.leaf import Linear, RMSNorm
-from scantling.parts.mixing import Mixing
+from scantling.parts.mixing import Mixing, merged_step
 from scantling.parts.part import Part, Step, Workload
 from scantling.parts.position import NoPosition, Position
 from scantling.parts.saved import Value, flowing
@@ -89,25 +89,27 @@ class LatentAttention(Part):
         note = "Keeps the size of the latent in bounds."
         latent = yield from self.steps_of("kv_norm", w.on(down), note=note, sizes={"d": rank})
         note, formula = "The same numbers, seen head by head.", "(B, T, H*d_head) -> (B, H, T, d_head)"
-        yield Step(":q_heads", "split q into heads", (B, H, T, D), formula=formula, note=note, stored=False)
+        op, axes = "split q into heads", (B, H, T, D)
+        yield Step(":q_heads", op, axes, formula=formula, note=note, dtype=q.dtype, stored=False)
         if self.position.turned:
-            q = Value("turned q", elements((B, H, T, D)))
-            yield from self._turned_steps(w, (B, H, T, D), (B, ONE, T, d_rope))
+            yield from self._turned_steps(w, (B, H, T, D), (B, ONE, T, d_rope), (q, down))
+            q = Value("turned q", elements((B, H, T, D)), q.dtype)
         if not w.training:
             note = "Kept for later tokens instead of keys and values."
             for name, kept in self._kept(w).items():
                 yield Step(f":{name}", f"{name.replace('_', ' ')} in the cache", kept, formula="S = P + T", note=note)
         note, inner = "Keys and values of every position, from the latents.", replace(w.on(latent), lead=(B, S))
         sizes = {"d_in": rank, "d_out": H * (Dim("d_nope", self.d_nope) + D_v)}
-        yield from self.steps_of("kv_up", inner, "W_UK, W_UV", note, sizes)
+        up = yield from self.steps_of("kv_up", inner, "W_UK, W_UV", note, sizes)
+        keys, values = (B, H, S, D), (B, H, S, D_v)
+        k = Value("keys by head", elements(keys), up.dtype)
+        v = Value("values by head", elements(values), up.dtype)
         note = "Each head's own channels, and the shared ones that carry the position."
-        yield Step(":k_heads", "keys by head", (B, H, S, D), formula="[k_nope_h, k_rope]", note=note)
+        yield Step(":k_heads", k.name, keys, formula="[k_nope_h, k_rope]", note=note, dtype=k.dtype)
         note = "What each position hands over, head by head."
-        yield Step(":v_heads", "values by head", (B, H, S, D_v), formula="v_h", note=note)
-        k, v = Value("keys by head", elements((B, H, S, D))), Value("values by head", elements((B, H, S, D_v)))
+        yield Step(":v_heads", v.name, values, formula="v_h", note=note, dtype=v.dtype)
         mixed = yield from flowing(self._mixing.steps(w, q, k, v), None)
-        note, formula = "The heads' results side by side.", "(B, H, T, d_value) -> (B, T, H*d_value)"
-        yield Step(":merged", "merge heads", (B, T, H * D_v), formula=formula, note=note)
+        yield merged_step((B, T, H * D_v), D_v, mixed)
         note = "Writes what was read back to the stream's width."
         yield from self.steps_of("o", w.on(mixed), "W_O", note, {"d_in": H * D_v, "d_out": d})
 
@@ -116,12 +118,13 @@ class LatentAttention(Part):
         heads, drop = self.n_heads, bool(self.dropout)
         return Mixing(heads, heads, self.d_head, self.d_value, self.visibility, self.position, dropout=drop)
 
-    def _turned_steps(self, w: Workload, queries: Dims, key: Dims) -> Iterator[Step]:
+    def _turned_steps(self, w: Workload, queries: Dims, key: Dims, read: tuple[Value, Value]) -> Iterator[Step]:
+        q, k = read
         note = f"Turns pairs of the last {self.d_rope} channels by the position: no parameters."
-        saved, formula = w.keep(*self.position.turning(w)), "[q_nope, q_rope cos + rot(q_rope) sin]"
-        yield Step(":q_rotated", "RoPE on q", queries, formula=formula, note=note, saved=saved)
-        note, formula = "One turned key, which all heads share.", "x cos + rot(x) sin"
-        yield Step(":k_rotated", "RoPE on the shared key", key, formula=formula, note=note, saved=saved)
+        saved, formula = w.keep(*self.position.turning(w, q)), "[q_nope, q_rope cos + rot(q_rope) sin]"
+        yield Step(":q_rotated", "RoPE on q", queries, formula=formula, note=note, dtype=q.dtype, saved=saved)
+        note, op, formula = "One turned key, which all heads share.", "RoPE on the shared key", "x cos + rot(x) sin"
+        yield Step(":k_rotated", op, key, formula=formula, note=note, dtype=k.dtype, saved=saved)
 
     def _query_steps(self, w: Workload, d: Dim, width: Dim) -> Generator[Step, None, Value]:
         if self.q_rank is None:

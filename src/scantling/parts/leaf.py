@@ -19,6 +19,12 @@ WIDE = "float32"
 GAIN = "dy x / size, summed over rows"
 
 
+def read_by(w: Workload, x: Value, numel: int, weights: int) -> tuple[Value, ...]:
+    """What a product keeps: `numel` elements of x; and where autocast made one, the narrow copy of the weights."""
+    read = w.factor(x, numel)
+    return (read,) if w.autocast is None else (read, Value("weights as autocast reads them", weights, w.autocast))
+
+
 @dataclass(frozen=True)
 class Linear(Part):
     """A matrix product with an optional shift: (..., d_in) -> (..., d_out)."""
@@ -33,12 +39,22 @@ class Linear(Part):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         rows = elements(w.rows)
-        cost, saved = Cost.of(2 * rows * self.d_in * self.d_out), w.keep(w.read(rows * self.d_in))
+        cost = Cost.of(2 * rows * self.d_in * self.d_out)
+        saved = read_by(w, w.read(rows * self.d_in), rows * self.d_in, self.d_in * self.d_out)
         d_in, d_out = Dim("d_in", self.d_in), Dim("d_out", self.d_out)
         x = Factor("x", (*w.rows, d_in), formula="dy W")
         factors = (x, _weight("W", d_out, d_in), *_shift(self.bias, d_out))
-        out, formula = (*w.rows, d_out), "x W^T + b" if self.bias else "x W^T"
-        yield Step("", "linear", out, self.params, cost, formula=formula, factors=factors, saved=saved)
+        yield Step(
+            "",
+            "linear",
+            (*w.rows, d_out),
+            self.params,
+            cost,
+            formula="x W^T + b" if self.bias else "x W^T",
+            dtype=w.autocast,
+            factors=factors,
+            saved=w.keep(*saved),
+        )
 
     def module(self, path: str) -> nn.Module:
         from torch import nn
@@ -67,6 +83,7 @@ class GroupedLinear(Part):
         factors = (x, _weight("W", E, d_out, d_in), *_shift(self.bias, E, d_out))
         ends = w.beside or Value("ends", self.n_experts, "int32")
         owner = (Value("each row's expert", rows, "int64"),) if self.bias else ()
+        read = read_by(w, w.read(rows * self.d_in), rows * self.d_in, self.n_experts * self.d_in * self.d_out)
         yield Step(
             "",
             "expert linear",
@@ -74,8 +91,10 @@ class GroupedLinear(Part):
             self.params,
             cost,
             formula="x W_e^T + b_e" if self.bias else "x W_e^T",
+            # A shift is not cast, and the sum is as wide as the shift.
+            dtype=None if self.bias else w.autocast,
             factors=factors,
-            saved=w.keep(w.read(rows * self.d_in), ends, *owner),
+            saved=w.keep(*read, ends, *owner),
             before_saving=cost if self.bias else FREE,
         )
 
@@ -134,29 +153,36 @@ class RMSNorm(Part):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         formula = f"x / sqrt(mean(x^2) + {self.eps:g}) * " + ("(1 + w)" if self.plus_one else "w")
-        note, d = "Sets each vector's size.", Dim("d", self.d)
-        out, factors, saved = (*w.rows, d), (_gain("w", GAIN, d),), w.keep(*self._saved(w))
-        yield Step("", "RMSNorm", out, self.params, formula=formula, note=note, factors=factors, saved=saved)
+        note, d, rows = "Sets each vector's size.", Dim("d", self.d), elements(w.rows)
+        x, out = w.read(rows * self.d), (*w.rows, d)
+        # Rounded vectors are multiplied by a gain that may be wider.
+        dtype = w.joint(x, Value("w", self.d)) if self.rounded and not self.plus_one else x.dtype
+        yield Step(
+            "",
+            "RMSNorm",
+            out,
+            self.params,
+            formula=formula,
+            note=note,
+            dtype=dtype,
+            factors=(_gain("w", GAIN, d),),
+            saved=w.keep(*self._saved(w, x, rows)),
+        )
 
-    def _saved(self, w: Workload) -> tuple[Value, ...]:
+    def _saved(self, w: Workload, x: Value, rows: int) -> tuple[Value, ...]:
         """On CPU torch computes the norm of 16-bit vectors in float32, step by step."""
-        rows = elements(w.rows)
-        wide = DTYPE_BYTES[w.dtype] <= 2 or self.plus_one
-        x = w.read(rows * self.d)
-        read, size = w.cast(x, rows * self.d, WIDE) if wide else x, WIDE if wide else None
-        rounded = self.rounded and not self.plus_one
-        sized = Value("vectors of size 1", rows * self.d, None if rounded else size)
+        own = x.dtype or w.dtype
+        wide = WIDE if self.plus_one or DTYPE_BYTES[own] <= 2 else own
+        sized = Value("vectors of size 1", rows * self.d, own if self.rounded and not self.plus_one else wide)
         gain = (Value("1 + w", self.d, WIDE),) if self.plus_one else ()
-        return read, Value("1 / size of each vector", rows, size), sized, *gain
+        return w.cast(x, rows * self.d, wide), Value("1 / size of each vector", rows, wide), sized, *gain
 
     def module(self, path: str) -> nn.Module:
-        from torch import nn
-
-        from scantling.tensor.norm import RoundedRMSNorm
+        from scantling.tensor.norm import RoundedRMSNorm, WideRMSNorm
 
         if self.plus_one:
             return super().module(path)
-        return (RoundedRMSNorm if self.rounded else nn.RMSNorm)(self.d, eps=self.eps)
+        return (RoundedRMSNorm if self.rounded else WideRMSNorm)(self.d, eps=self.eps)
 
     def forward(self, net: Any, x: Any) -> Any:
         wide = x.float()
@@ -181,9 +207,18 @@ class LayerNorm(Part):
         formula = f"(x - mean) / sqrt(var + {self.eps:g}) * w" + (" + b" if self.bias else "")
         note = "Centres each vector and sets its size."
         rows, d = elements(w.rows), Dim("d", self.d)
-        saved = w.keep(w.read(rows * self.d), Value("means", rows), Value("1 / deviations", rows))
-        out, factors = (*w.rows, d), (_gain("w", GAIN, d), *_shift(self.bias, d))
-        yield Step("", "LayerNorm", out, self.params, formula=formula, note=note, factors=factors, saved=saved)
+        x, factors = w.read(rows * self.d), (_gain("w", GAIN, d), *_shift(self.bias, d))
+        yield Step(
+            "",
+            "LayerNorm",
+            (*w.rows, d),
+            self.params,
+            formula=formula,
+            note=note,
+            dtype=x.dtype,
+            factors=factors,
+            saved=w.keep(x, Value("means", rows), Value("1 / deviations", rows)),
+        )
 
     def module(self, path: str) -> nn.Module:
         from torch import nn
@@ -214,13 +249,20 @@ class HeadNorm(Part):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         H, d, op = Dim("H", self.n_heads), Dim("d", self.d), "LayerNorm" if self.centred else "RMSNorm"
-        formula, saved = f"norm(x) * w_h, eps {self.eps:g}", w.keep(*self._saved(w))
-        out, factors = (w.B, H, w.T, d), (_gain("w", GAIN, H, d),)
-        yield Step("", f"{op} per head", out, self.params, formula=formula, factors=factors, saved=saved)
-
-    def _saved(self, w: Workload) -> tuple[Value, ...]:
         rows = w.batch * self.n_heads * w.tokens
-        x = w.read(rows * self.d)
+        x, formula = w.read(rows * self.d), f"norm(x) * w_h, eps {self.eps:g}"
+        yield Step(
+            "",
+            f"{op} per head",
+            (w.B, H, w.T, d),
+            self.params,
+            formula=formula,
+            dtype=x.dtype,
+            factors=(_gain("w", GAIN, H, d),),
+            saved=w.keep(*self._saved(w, x, rows)),
+        )
+
+    def _saved(self, w: Workload, x: Value, rows: int) -> tuple[Value, ...]:
         read = Value("centred vectors", rows * self.d, WIDE) if self.centred else w.cast(x, rows * self.d, WIDE)
         sized = Value("vectors of size 1", rows * self.d, WIDE)
         gain = () if w.dtype == WIDE else (Value("w in float32", self.params, WIDE),)

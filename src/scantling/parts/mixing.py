@@ -68,20 +68,21 @@ class Mixing:
         D_v = D if self.d_head == self.d_value else Dim("d_value", self.d_value)
         return (B, H, T, D), (B, H, S, D), (B, H, S, D_v), (B, H, T, S)
 
-    def _shared(self, w: Workload, stored: bool) -> Iterator[Step]:
+    def _shared(self, w: Workload, read: tuple[Value, Value], stored: bool) -> Iterator[Step]:
         if (group := self.n_heads // self.n_kv_heads) > 1:
             note = f"Each KV head serves {group} query heads" + ("." if stored else ": an index, nothing is copied.")
             _, k, v, _ = self._axes(w)
-            for name, axes in (("k", k), ("v", v)):
-                op, formula = f"repeat {name} {group}x", f"head i <- i // {group}"
-                yield Step(f":{name}_shared", op, axes, formula=formula, note=note, stored=stored)
+            for name, axes, value in zip("kv", (k, v), read, strict=True):
+                op, formula, dtype = f"repeat {name} {group}x", f"head i <- i // {group}", value.dtype
+                yield Step(f":{name}_shared", op, axes, formula=formula, note=note, dtype=dtype, stored=stored)
 
     def _copies(self, w: Workload, k: Value, v: Value) -> tuple[Value, Value]:
         """Keys and values as a plain product reads them: one head for each of the queries'."""
         if self.n_heads == self.n_kv_heads:
             return k, v
         numel = w.batch * self.n_heads * self.keys(w)
-        return Value("repeated keys", numel * self.d_head), Value("repeated values", numel * self.d_value)
+        keys = Value("repeated keys", numel * self.d_head, k.dtype)
+        return keys, Value("repeated values", numel * self.d_value, v.dtype)
 
     def pairs(self, w: Workload) -> Cost:
         """Pairs of query and key in all rows together: the square, its causal part, and those that are seen."""
@@ -97,7 +98,7 @@ class Mixing:
         return each.scaled(self.d_head), each.scaled(self.d_value)
 
     def _reference(self, w: Workload, q: Value, k: Value, v: Value) -> Iterator[Step]:
-        yield from self._shared(w, stored=True)
+        yield from self._shared(w, (k, v), stored=True)
         k, v = self._copies(w, k, v)
         queries, keys, values, pairs = self._axes(w)
         by_score, by_value = self._products(w)
@@ -109,12 +110,13 @@ class Mixing:
             cost=by_score,
             formula="q k^T * scale",
             note="How well each query fits each key.",
+            dtype=w.autocast,
             factors=(Factor("q", queries, formula="dy k * scale"), Factor("k", keys, formula="dy^T q * scale")),
             saved=w.keep(*scores),
             before_saving=by_score if self.softcap else FREE,
         )
-        note = "Each row adds up to 1."
-        yield Step(":weights", "softmax", pairs, formula="softmax over visible keys", note=note, saved=w.keep(*weights))
+        note, formula, saved = "Each row adds up to 1.", "softmax over visible keys", w.keep(*weights)
+        yield Step(":weights", "softmax", pairs, formula=formula, note=note, dtype=v.dtype, saved=saved)
         yield Step(
             ":mixed",
             "mix values",
@@ -122,16 +124,17 @@ class Mixing:
             cost=by_value,
             formula="weights v",
             note="What each query takes home.",
+            dtype=w.autocast,
             factors=(Factor("weights", pairs, formula="dy v^T"), Factor("v", values, formula="weights^T dy")),
             saved=w.keep(*mixed),
         )
 
     def _fused(self, w: Workload, q: Value, k: Value, v: Value) -> Iterator[Step]:
-        yield from self._shared(w, stored=False)
+        yield from self._shared(w, (k, v), stored=False)
         queries, keys, values, pairs = self._axes(w)
         by_score, by_value = self._products(w)
         axes, H_kv = (*queries[:-1], values[-1]), Dim("H_kv", self.n_kv_heads)
-        out = Value("mixed values", elements(axes))
+        out = Value("mixed values", elements(axes), w.autocast)
         saved, before = self._kept(w, (q, k, v), out) if w.training else ([], FREE)
         yield Step(
             ":mixed",
@@ -140,6 +143,7 @@ class Mixing:
             cost=by_score.plus(by_value),
             formula="softmax(q k^T * scale) v",
             note="Scores, softmax and mix in one kernel: the T x S matrix is never stored.",
+            dtype=out.dtype,
             factors=(
                 Factor("q", queries, by_score, formula="ds k * scale"),
                 Factor("k", (keys[0], H_kv, *keys[2:]), by_score, formula="ds^T q * scale"),
@@ -163,21 +167,20 @@ class Mixing:
 
     def _hides(self, w: Workload) -> bool:
         """Whether any key is hidden from any query."""
-        seen = self.visibility
-        return seen is not None and (self._odd(w, seen) or (seen.causal and w.tokens > 1))
+        return self._odd(w) or (self.visibility is not None and self.visibility.causal and w.tokens > 1)
 
-    def _odd(self, w: Workload, seen: Visibility) -> bool:
-        return seen.narrows(w.keys) or bool(seen.prefix and w.prefix_lengths)
+    def _odd(self, w: Workload) -> bool:
+        seen = self.visibility
+        return w.packed or (seen is not None and (seen.narrows(w.keys) or bool(seen.prefix and w.prefix_lengths)))
 
     def _masked(self, w: Workload) -> bool:
         """Whether the fused kernel is given a mask, and not only told of the causal triangle."""
-        if self.visibility is None or not self._hides(w):
-            return False
         told = w.past == 0 and self.native and self.position.shift(w, 1) is None
-        return self._odd(w, self.visibility) or not told
+        return self._odd(w) or (self._hides(w) and not told)
 
     def _rows_of_mask(self, w: Workload) -> int:
-        return w.batch if self.visibility and self.visibility.prefix and w.prefix_lengths else 1
+        prefixed = self.visibility and self.visibility.prefix and w.prefix_lengths
+        return w.batch if w.packed or prefixed else 1
 
     def pieces(self, w: Workload) -> list[Piece]:
         """The blocks of queries of the fused kernel."""
@@ -189,23 +192,35 @@ class Mixing:
             end = min(start + ROWS, w.tokens)
             first, last = 0, keys
             if masked and self.visibility and end - start < w.tokens:
-                prefix = keys if w.prefix_lengths and self.visibility.prefix else 0
-                first, last = self.visibility.span(w.past + start, w.past + end - 1, keys, prefix)
+                first, last = self._span(w, self.visibility, start, end)
             found.append(Piece(end - start, last - first, (first, last) == (0, keys)))
         return found
 
+    def _span(self, w: Workload, seen: Visibility, start: int, end: int) -> tuple[int, int]:
+        """The keys that the queries [start, end) can see at all."""
+        if w.packed and seen.anchored:
+            # Each document begins elsewhere, so there are no edges that all share.
+            return 0, w.past + end if seen.causal else w.keys
+        prefix = w.keys if w.prefix_lengths and seen.prefix else 0
+        return seen.span(w.past + start, w.past + end - 1, w.keys, prefix)
+
     def _in_torch(self, w: Workload, read: tuple[Value, Value, Value], out: Value) -> tuple[list[Value], Cost]:
         """Queries, keys and values once; of each call its mask in numbers, its output and the log of its sums."""
-        saved, pieces = list(read), self.pieces(w)
+        saved: list[Value] = []
+        pieces = self.pieces(w)
         for piece in pieces:
             heads = w.batch * self.n_heads * piece.rows
+            kv_heads = w.batch * self.n_kv_heads * piece.keys
+            sizes = (heads * self.d_head, kv_heads * self.d_head, kv_heads * self.d_value)
+            saved += [w.factor(x, size) for x, size in zip(read, sizes, strict=True)]
             shift = self.position.shift(w, piece.rows)
             if self._masked(w):
                 numel = self._rows_of_mask(w) * piece.rows * piece.keys * (self.n_heads if shift else 1)
-                saved.append(Value("mask", numel))
+                saved.append(Value("mask", numel, w.autocast))
             elif shift:
-                saved.append(Value("shift of the scores", shift.numel))
-            saved.append(out if len(pieces) == 1 else Value("mixed values of a block", heads * self.d_value))
+                saved.append(Value("shift of the scores", shift.numel, w.autocast))
+            block = Value("mixed values of a block", heads * self.d_value, w.autocast)
+            saved.append(out if len(pieces) == 1 else block)
             saved.append(Value("log of each row's sum", heads, None if w.dtype == "float64" else WIDE))
         by_score, by_value = self._products(w)
         return saved, by_score.plus(by_value)
@@ -217,9 +232,10 @@ class Mixing:
         pieces = self.pieces(w)
         for piece in pieces:
             rows, width = w.batch * self.n_heads, piece.keys
-            part = q if len(pieces) == 1 else Value("queries of a block", rows * piece.rows * self.d_head)
-            own_k = k if piece.whole else Value("keys of a block", rows * width * self.d_head)
-            own_v = v if piece.whole else Value("values of a block", rows * width * self.d_value)
+            part = Value("queries of a block", rows * piece.rows * self.d_head, q.dtype)
+            part = q if len(pieces) == 1 else part
+            own_k = k if piece.whole else Value("keys of a block", rows * width * self.d_head, k.dtype)
+            own_v = v if piece.whole else Value("values of a block", rows * width * self.d_value, v.dtype)
             saved += chain(*self._plain(w, piece, part, own_k, own_v))
         # Nothing is kept after the last block's second product.
         by_score, by_value = self._products(w)
@@ -229,19 +245,26 @@ class Mixing:
 
     def _plain(self, w: Workload, piece: Piece, q: Value, k: Value, v: Value) -> tuple[list[Value], ...]:
         """What scores, softmax and mix keep of one block of queries."""
-        numel = w.batch * self.n_heads * piece.rows * piece.keys
-        scores = [q, k]
+        heads = w.batch * self.n_heads
+        numel = heads * piece.rows * piece.keys
+        scores = [w.factor(q, heads * piece.rows * self.d_head), w.factor(k, heads * piece.keys * self.d_head)]
         if self.softcap:
-            scores.append(Value("tanh of the scores", numel))
+            scores.append(Value("tanh of the scores", numel, w.autocast))
         if shift := self.position.shift(w, piece.rows):
             scores += shift.saved
-        wide = Value("weights in float32", numel + (w.batch * self.n_heads * piece.rows if self.sinks else 0), WIDE)
-        weights, mixed = [wide], [w.cast(wide, numel, w.dtype)]
+        wide = Value("weights in float32", numel + (heads * piece.rows if self.sinks else 0), WIDE)
+        weights, mixed = [wide], [w.cast(wide, numel, v.dtype)]
         if self._hides(w):
             weights.append(Value("mask", self._rows_of_mask(w) * piece.rows * piece.keys, "bool"))
         if self.dropout:
-            mixed = [dropped(numel), Value("weights after dropout", numel)]
-        return scores, weights, [*mixed, v]
+            mixed = [dropped(v, numel), Value("weights after dropout", numel, v.dtype)]
+        return scores, weights, [*mixed, w.factor(v, heads * piece.keys * self.d_value)]
+
+
+def merged_step(axes: Dims, D: Dim, mixed: Value) -> Step:
+    """The heads' results side by side, D being the width of each."""
+    note, formula = "The heads' results side by side.", f"(B, H, T, {D.symbol}) -> (B, T, H*{D.symbol})"
+    return Step(":merged", "merge heads", axes, formula=formula, note=note, dtype=mixed.dtype, out=mixed)
 
 
 def visible_pairs(w: Workload, visibility: Visibility) -> int:

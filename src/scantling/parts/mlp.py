@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scantling.parts.dims import Dim, elements
@@ -17,14 +17,14 @@ ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "quick_gelu", "relu2", "silu", "tanh
 
 def activated(name: str, x: Value, numel: int) -> tuple[Value, tuple[Value, ...]]:
     """The activation's output, and what autograd keeps of it: the output where the slope can be read from it."""
-    out = Value(f"{name}(x)", numel)
+    out = Value(f"{name}(x)", numel, x.dtype)
     match name:
         case "relu" | "tanh":
             return out, (out,)
         case "relu2":
-            return out, (Value("relu(x)", numel),)
+            return out, (Value("relu(x)", numel, x.dtype),)
         case "quick_gelu":
-            return out, (x, Value("sigmoid(1.702 x)", numel))
+            return out, (x, Value("sigmoid(1.702 x)", numel, x.dtype))
     return out, (x,)
 
 
@@ -62,7 +62,8 @@ class MLP(Part):
         out = (*w.rows, d_ff)
         hidden, kept = activated(self.act, up, elements(out))
         note, formula = "The only step of the MLP that is not linear.", f"{self.act}(up)"
-        yield Step(":hidden", self.act, out, formula=formula, note=note, saved=w.keep(*kept), out=hidden)
+        saved = w.keep(*kept)
+        yield Step(":hidden", self.act, out, formula=formula, note=note, dtype=up.dtype, saved=saved, out=hidden)
         narrower = {"d_in": d_ff, "d_out": d}
         yield from self.steps_of("down", w.on(hidden), "down", "Back to the stream's width.", narrower)
 
@@ -105,17 +106,17 @@ class GatedMLP(Part):
         up = yield from self.steps_of("up", w, "up", "Widens each token's vector.", wider)
         formula = f"{self.act}(gate) * up" if self.clamp is None else "(up + 1) * gate * sigmoid(alpha gate), clamped"
         note, out, op = "The gate scales each hidden channel.", (*w.rows, d_ff), f"{self.act}(gate) x up"
-        hidden, saved = Value("hidden", elements(out)), w.keep(*self._saved(gate, up, elements(out)))
-        yield Step(":hidden", op, out, formula=formula, note=note, saved=saved, out=hidden)
+        hidden = Step(":hidden", op, out, formula=formula, note=note, dtype=w.joint(gate, up))
+        yield replace(hidden, saved=w.keep(*self._saved(gate, up, elements(out))))
         narrower = {"d_in": d_ff, "d_out": d}
-        yield from self.steps_of("down", w.on(hidden), "down", "Back to the stream's width.", narrower)
+        yield from self.steps_of("down", w.on(hidden.passed_on), "down", "Back to the stream's width.", narrower)
 
     def _saved(self, gate: Value, up: Value, numel: int) -> tuple[Value, ...]:
         if self.clamp is None:
             passed, kept = activated(self.act, gate, numel)
             return *kept, passed, up
         names = ("clamped gate", "clamped up + 1", "their product", "sigmoid(alpha gate)")
-        return gate, up, *(Value(name, numel) for name in names)
+        return gate, up, *(Value(name, numel, gate.dtype) for name in names)
 
     def forward(self, net: Any, x: Any, ctx: Any, *groups: Any) -> Any:
         gate, up = net.gate(x, *groups), net.up(x, *groups)

@@ -64,8 +64,9 @@ class Router(Part):
         kind = {"softmax": "softmax", "sigmoid": "sigmoid", "top_softmax": "scores, then softmax"}[self.scores]
         formula = f"top-{self.top_k} of {kind}" + (", divided by their sum" if self.normalize else "")
         out, saved = (*w.rows, k), w.keep(*self._saved(w, logits))
-        kept, note = Value("weights of the chosen", elements(out)), "The weights of the chosen."
-        yield Step(":kept", "choose experts", out, formula=formula, note=note, saved=saved, out=kept)
+        kept, note = Value("weights of the chosen", elements(out), w.read(0).dtype), "The weights of the chosen."
+        op, dtype = "choose experts", kept.dtype
+        yield Step(":kept", op, out, formula=formula, note=note, dtype=dtype, saved=saved, out=kept)
 
     def _saved(self, w: Workload, logits: Value) -> tuple[Value, ...]:
         """What each choice keeps; who is chosen gets no gradient, the weights of the chosen do."""
@@ -142,24 +143,31 @@ class MoE(Part):
         sent, size, out = rows.size, elements((rows, d)), (*w.rows, d)
         kept = yield from self.steps_of("router", w)
         note = "Each token once per chosen expert, sorted by expert."
-        copies, saved = Value("tokens by expert", size), w.keep(Value("token of each row", sent, "int64"))
-        yield Step(":sent", "send to experts", (rows, d), formula="x[order]", note=note, saved=saved, out=copies)
+        copies, saved = (
+            Value("tokens by expert", size, w.read(0).dtype),
+            w.keep(Value("token of each row", sent, "int64")),
+        )
+        op, dtype = "send to experts", copies.dtype
+        yield Step(":sent", op, (rows, d), formula="x[order]", note=note, dtype=dtype, saved=saved, out=copies)
         ends = Value("where each expert's rows end", self.router.n_experts, "int32")
-        yield from self.steps_of("experts", replace(w.on(copies), lead=(rows,), beside=ends))
-        note = "Each token's expert outputs, weighted and added."
-        saved = w.keep(Value("row of each choice", sent, "int64"), Value("outputs by token", size), kept)
-        yield Step(":combined", "combine", out, formula="sum_e weight_e y_e", note=note, saved=saved)
+        made = yield from self.steps_of("experts", replace(w.on(copies), lead=(rows,), beside=ends))
+        given = Value("outputs by token", size, made.dtype)
+        note, dtype = "Each token's expert outputs, weighted and added.", w.joint(given, kept)
+        saved = w.keep(Value("row of each choice", sent, "int64"), given, kept)
+        yield Step(":combined", "combine", out, formula="sum_e weight_e y_e", note=note, dtype=dtype, saved=saved)
         if self.shared:
-            yield from self._shared_steps(w, d)
+            yield from self._shared_steps(w, d, Value("combined", elements(out), dtype))
 
-    def _shared_steps(self, w: Workload, d: Dim) -> Iterator[Step]:
-        yield from self.steps_of("shared", w)
+    def _shared_steps(self, w: Workload, d: Dim, combined: Value) -> Iterator[Step]:
+        given, out = (yield from self.steps_of("shared", w)), (*w.rows, d)
         if self.shared_gate:
             note, sizes = "How much of the shared MLP each token takes.", {"d_in": d, "d_out": ONE}
-            yield from self.steps_of("shared_gate", w, "shared gate", note, sizes)
-            yield Step(":gated_shared", "gate the shared MLP", (*w.rows, d), formula="sigmoid(g) shared(x)")
-        note = "Used by every token."
-        yield Step(":with_shared", "add the shared MLP", (*w.rows, d), formula="y + shared(x)", note=note)
+            gate = yield from self.steps_of("shared_gate", w, "shared gate", note, sizes)
+            saved = w.keep(Value("sigmoid(g)", elements(w.rows), gate.dtype), given)
+            dtype, op = w.joint(gate, given), "gate the shared MLP"
+            yield Step(":gated_shared", op, out, formula="sigmoid(g) shared(x)", dtype=dtype, saved=saved)
+        dtype, note, op = w.joint(combined, given), "Used by every token.", "add the shared MLP"
+        yield Step(":with_shared", op, out, formula="y + shared(x)", note=note, dtype=dtype)
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         kept, experts = net.router(x, ctx)

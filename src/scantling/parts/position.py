@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from scantling.parts.dims import ONE, Dim, Shape
+from scantling.parts.dims import Dim, Shape
 from scantling.parts.leaf import Embedding
 from scantling.parts.part import Part, Step, Workload
 from scantling.parts.saved import Value
@@ -51,8 +51,8 @@ class Position(Part):
         """What is added to the scores, (1 or B, H, T, S), or None; `net` is the built part."""
         return None
 
-    def turning(self, w: Workload) -> tuple[Value, ...]:
-        """The tables that turning keeps for the backward, made once per pass."""
+    def turning(self, w: Workload, x: Value) -> tuple[Value, ...]:
+        """The tables that turning x keeps for the backward, made once per pass for each dtype."""
         return ()
 
     def shift(self, w: Workload, rows: int) -> Shift | None:
@@ -96,12 +96,13 @@ class Learned(Position):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         # Where tokens are counted, each row has positions of its own.
-        rows = replace(w, lead=(ONE if self.pad_id is None else w.B, w.T), x=None)
+        rows = replace(w, lead=(w.places if self.pad_id is None else w.B, w.T), x=None)
         d, note = Dim("d_model", self.d_model), "One trained vector per position."
         sizes = {"d": d, "rows": Dim("positions", self.n_positions + self.offset)}
         yield from self.steps_of("table", rows, "position lookup", note, sizes)
         note = "Now the order shows in the vectors."
-        yield Step(":added", "add positions", (*w.rows, d), formula="x + P[positions]", note=note)
+        axes, dtype = (*w.rows, d), w.joint(w.read(0), Value("P", 0))
+        yield Step(":added", "add positions", axes, formula="x + P[positions]", note=note, dtype=dtype)
 
     def embed(self, net: Any, x: Any, ctx: Any) -> Any:
         if self.pad_id is not None:
@@ -133,10 +134,12 @@ class Sinusoidal(Position):
     def steps(self, w: Workload) -> Iterator[Step]:
         d = Dim("d_model", self.d_model)
         if self.rows is not None:
-            rows, note = Workload(lead=(ONE, w.T)), "One fixed vector per position."
+            rows, note = Workload(lead=(w.places, w.T)), "One fixed vector per position."
             yield from self.steps_of("table", rows, "position lookup", note, {"d": d})
         note, formula = "Now the order shows in the vectors.", "x + [sin, cos](p / theta^(2i/d))"
-        yield Step(":added", "add waves", (*w.rows, d), formula=formula, note=note)
+        x, axes = w.read(0), (*w.rows, d)
+        dtype = x.dtype if self.rows is None else w.joint(x, Value("waves", 0))
+        yield Step(":added", "add waves", axes, formula=formula, note=note, dtype=dtype)
 
     def embed(self, net: Any, x: Any, ctx: Any) -> Any:
         if self.rows is not None:
@@ -206,7 +209,7 @@ class ALiBi(Position):
 
     def shift(self, w: Workload, rows: int) -> Shift:
         # Rounded penalties depend on the key alone.
-        return Shift(self.n_heads * w.keys * (1 if self.rounded else rows))
+        return Shift(self.n_heads * w.keys * (w.places.size if self.rounded else rows))
 
 
 def inverse_frequencies(theta: float, width: int) -> tuple[float, ...]:

@@ -173,9 +173,9 @@ class RoPE(Position):
         length = 0 if self.scaling is None else ctx.longest
         return ctx.turns(self.frequencies(length), self.interleaved, factor)
 
-    def turning(self, w: Workload) -> tuple[Value, ...]:
-        numel = w.tokens * self.d_rotary
-        return Value("cosines", numel, key=("cosines", self)), Value("sines", numel, key=("sines", self))
+    def turning(self, w: Workload, x: Value) -> tuple[Value, ...]:
+        numel, dtype = w.places.size * w.tokens * self.d_rotary, x.dtype or w.dtype
+        return tuple(Value(name, numel, dtype, (name, self, dtype)) for name in ("cosines", "sines"))
 
     @property
     def turned(self) -> int:

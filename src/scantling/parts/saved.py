@@ -44,9 +44,9 @@ class Value:
         return self.numel * DTYPE_BYTES[self.dtype or activations]
 
 
-def dropped(numel: int) -> Value:
-    """What dropout keeps: on CPU torch multiplies by zeros and 1 / (1 - p) in the dtype of what it drops."""
-    return Value("factors of dropout", numel)
+def dropped(x: Value, numel: int) -> Value:
+    """What dropout of x keeps: on CPU torch multiplies by zeros and 1 / (1 - p) in the dtype of what it drops."""
+    return Value("factors of dropout", numel, x.dtype)
 
 
 def flowing(steps: Iterable[Step], x: Value | None) -> Generator[Step, None, Value]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from scantling.parts.dims import Dim, elements
 from scantling.parts.leaf import Embedding, Linear, Norm
 from scantling.parts.part import Child, Part, Step, Workload, cycles
 from scantling.parts.position import Position
-from scantling.parts.saved import dropped, flowing, region
+from scantling.parts.saved import Value, dropped, region
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class TokenTypes(Part):
         kinds, d, note = replace(w, x=None), Dim("d_model", self.d_model), "One trained vector per kind of token."
         yield from self.steps_of("table", kinds, "type lookup", note, {"d": d, "rows": Dim("types", self.n_types)})
         note = "Now it shows which text is which."
-        yield Step(":added", "add types", (*w.rows, d), formula="x + S[types]", note=note)
+        dtype = w.joint(w.read(0), Value("S", 0))
+        yield Step(":added", "add types", (*w.rows, d), formula="x + S[types]", note=note, dtype=dtype)
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         return ctx.mark(net, "added", x + net.table(ctx.types))
@@ -82,9 +83,7 @@ class Stack(Part):
             w = w.on((yield from self.steps_of("widen", w, "widen", note, sizes)))
         runs = [(0, len(self.blocks), 1)] if w.unrolled else cycles(self.blocks)
         for start, period, times in runs:
-            for i in range(start, start + period):
-                rows = (step.under(f"blocks.{i}", times) for step in self._block_steps(i, w))
-                w = w.on((yield from flowing(rows, w.x)))
+            w = w.on((yield from self._run_steps(w, start, period, times)))
         if self.final_norm:
             yield from self.steps_of("final_norm", w, sizes={"d": Dim("d_model", self.final_norm.d)})
 
@@ -93,10 +92,24 @@ class Stack(Part):
         return Dim("d_embed" if self.widen else "d_model", self.width)
 
     def _dropout_step(self, w: Workload) -> Step:
-        axes = (*w.rows, self._dim_in)
-        saved, note = (dropped(elements(axes)),), "A part of the channels is 0 in each training pass."
-        formula = f"x * mask / {1 - self.dropout:g}"
-        return Step(":dropped", "dropout", axes, formula=formula, note=note, saved=saved)
+        axes, note = (*w.rows, self._dim_in), "A part of the channels is 0 in each training pass."
+        x, formula = w.read(elements(axes)), f"x * mask / {1 - self.dropout:g}"
+        saved = (dropped(x, elements(axes)),)
+        return Step(":dropped", "dropout", axes, formula=formula, note=note, dtype=x.dtype, saved=saved)
+
+    def _run_steps(self, w: Workload, start: int, period: int, times: int) -> Generator[Step, None, Value]:
+        """Rows of `period` blocks that repeat; the first ones apart, where autocast widens or narrows their stream."""
+        unit: list[tuple[str, Step]] = []
+        inner = w
+        for i in range(start, start + period):
+            rows = [*self._block_steps(i, inner)]
+            inner = inner.on(rows[-1].passed_on if rows else inner.read(0))
+            unit += [(f"blocks.{i}", step) for step in rows]
+        equal = w.read(0).dtype == inner.read(0).dtype
+        yield from (step.under(path, times if equal else 1) for path, step in unit)
+        if equal or times == 1:
+            return inner.read(0)
+        return (yield from self._run_steps(inner, start + period, period, times - 1))
 
     def _block_steps(self, i: int, w: Workload) -> Iterator[Step]:
         if not (w.training and w.recompute == "block" and w.x):

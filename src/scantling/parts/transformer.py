@@ -106,9 +106,10 @@ class Transformer(Part):
         if self.scale is not None:
             note, formula = "Brings the vectors to the size the blocks expect.", f"{self.scale:g} x"
             axes = (*w.rows, width if self.widen is None else d)
-            x = Value("scaled embeddings", elements(axes))
-            saved = w.keep(Value("the factor", 1)) if self.scale_rounded else ()
-            yield Step(f":{prefix}scaled", "scale embeddings", axes, formula=formula, note=note, saved=saved, out=x)
+            x = Value("scaled embeddings", elements(axes), x.dtype)
+            saved = w.keep(Value("the factor", 1, x.dtype)) if self.scale_rounded else ()
+            op = "scale embeddings"
+            yield Step(f":{prefix}scaled", op, axes, formula=formula, note=note, dtype=x.dtype, saved=saved, out=x)
         return x
 
     def forward(self, net: Any, ids: Any, ctx: Any = None, source: Any = None) -> Any:

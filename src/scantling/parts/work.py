@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from scantling.errors import ScantlingInputError
-from scantling.parts.dims import Dim, Dims
+from scantling.parts.dims import ONE, Dim, Dims
 from scantling.parts.saved import POLICIES, Value
+from scantling.units import DTYPE_BYTES
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,9 @@ class Workload:
         unrolled: rows for every block, instead of one block with the number of its repeats.
         prefix_lengths: of each row, in layers with a prefix; () where no row has one.
         dtype: of weights and activations, which decides what a training pass keeps.
+        autocast: what torch.autocast runs products in, where it is not `dtype`.
         recompute: what a training pass computes again in the backward: ``none``, ``selective``, ``block``.
+        packed: documents share the rows, and each row has its own.
         x: what the part reads, known inside a training pass.
         beside: what it reads besides: the encoder's output, or where each expert's rows end.
         of_source: the tokens are an encoder-decoder's source, which the encoder reads.
@@ -42,7 +45,9 @@ class Workload:
     unrolled: bool = False
     prefix_lengths: tuple[int, ...] = ()
     dtype: str = "float32"
+    autocast: str | None = None
     recompute: str = "none"
+    packed: bool = False
     x: Value | None = None
     beside: Value | None = None
     of_source: bool = False
@@ -113,6 +118,20 @@ class Workload:
         """The values in training, nothing in inference."""
         return values if self.training else ()
 
-    def cast(self, x: Value, numel: int, dtype: str) -> Value:
+    def cast(self, x: Value, numel: int, dtype: str | None) -> Value:
         """`x`, of which `numel` elements are meant, in `dtype`: itself where that is what it has."""
-        return x if (x.dtype or self.dtype) == dtype else Value(f"{x.name} in {dtype}", numel, dtype)
+        return x if (x.dtype or self.dtype) == (dtype or self.dtype) else Value(f"{x.name} as {dtype}", numel, dtype)
+
+    def factor(self, x: Value, numel: int) -> Value:
+        """`x` as a product reads it: autocast casts it each time."""
+        return x if self.autocast is None else self.cast(x, numel, self.autocast)
+
+    def joint(self, *values: Value) -> str | None:
+        """The dtype of a sum: that of the widest, where it is not the activations' own."""
+        widest = max((v.dtype or self.dtype for v in values), key=DTYPE_BYTES.__getitem__)
+        return None if widest == self.dtype else widest
+
+    @property
+    def places(self) -> Dim:
+        """Rows that have positions of their own: one for all, unless they are packed."""
+        return self.B if self.packed else ONE

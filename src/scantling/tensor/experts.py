@@ -108,3 +108,8 @@ def _linear_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int
 @register_flop_formula(torch.ops.scantling.grouped_outer)
 def _outer_flops(grad_shape, x_shape, *args, out_shape=None, **kwargs) -> int:  # type: ignore[no-untyped-def]
     return int(2 * x_shape[0] * grad_shape[1] * x_shape[1])
+
+
+for _device in ("cpu", "cuda"):
+    # As every other product under autocast.
+    grouped_linear.register_autocast(_device, torch.bfloat16)
