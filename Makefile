@@ -27,6 +27,7 @@ types: $(READY)
 
 docs: $(READY)
 	$(BIN)/python -m tests.support_matrix --write
+	$(BIN)/python -m tests.figures --write
 	$(BIN)/python -m tests.plan_page --write
 	$(BIN)/python -m tests.audit.page --write
 	$(BIN)/python -m tests.inspect_page --write

@@ -18,6 +18,7 @@ from scantling.numbers import mfu
 from scantling.numbers.cost import CONVENTIONS, work
 from scantling.numbers.flops import Flops, flops
 from scantling.numbers.hardware import device
+from scantling.numbers.phases import phases
 from scantling.parts.part import Workload
 from scantling.parts.transformer import Transformer
 from scantling.study.verify import verify
@@ -63,7 +64,10 @@ def test_scores_cost_the_query_heads_and_the_keys_that_are_seen() -> None:
 
 
 def test_conventions_have_names_and_more_than_the_peak_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """FLP-04: 189 TFLOP/s counted over the full square are 378, 121.15 % of 312; the exact causal count is half."""
+    """FLP-04: 189 TFLOP/s counted over the full square are 378, 121.15 % of 312; the exact causal count is half.
+
+    Of 12 products of the square 6 are causal, and 7 are what a kernel does that makes the scores twice.
+    """
     args = ["cost", "--params", "7B", "--train-tokens", "1T", "--device", "a100-80gb", "--tflops"]
     assert _run([*args, "378"]) == 2
     assert "MFU would be 121.2 % of a dense peak of 312 TFLOP/s" in capsys.readouterr().err
@@ -72,8 +76,12 @@ def test_conventions_have_names_and_more_than_the_peak_is_refused(capsys: pytest
     # With T far above d nearly all is attention, and causal work is half of the square.
     model = decoder({"n_heads": 4, "d_head": 8}, context=2**20)
     counted = work(model, 2**20, 2**20).flops
-    assert list(counted) == list(CONVENTIONS) == ["6nd", "full", "causal"]
+    assert list(counted) == list(CONVENTIONS) == ["6nd", "full", "causal", "visible"]
     assert counted["full"] / counted["causal"] == pytest.approx(2, rel=1e-3)
+    step = phases(model, Workload(tokens=2**20))[-1]
+    own, all_of_it = step.by_part["scores and mix"], step.hardware
+    assert own.full / 12 == pytest.approx(own.causal / 6, rel=1e-5)
+    assert all_of_it.causal / own.full == pytest.approx(7 / 12, rel=1e-3)
 
 
 def test_the_peak_is_dense_and_of_its_dtype(capsys: pytest.CaptureFixture[str]) -> None:

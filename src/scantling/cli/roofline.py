@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,13 +12,25 @@ from scantling.assembly import assemble
 from scantling.checkpoint.find import card_of
 from scantling.cli import show
 from scantling.numbers.hardware import arithmetic, device
-from scantling.numbers.roofline import Bound, roofline
+from scantling.numbers.roofline import Bound, roofline, step_bytes
+from scantling.parts.transformer import Transformer
 from scantling.units import bytes_text, flops_text, storage_dtype
+
+if TYPE_CHECKING:
+    from scantling.study.calibrate import Calibration
+
+HERE = "this"
 
 
 @click.command()
 @click.argument("model")
-@click.option("--device", "device_name", metavar="NAME", required=True, help="h100, a100-80gb, ..., or a path.")
+@click.option(
+    "--device",
+    "device_name",
+    metavar="NAME",
+    default=HERE,
+    help="h100, ..., a path, or this: measured. [default: this]",
+)
 @click.option("--device-file", type=click.Path(path_type=Path), metavar="F", help="More devices, YAML.")
 @click.option("--batch", type=click.IntRange(1, 2**40), default=1, show_default=True, help="Rows (B).")
 @click.option("--context", type=click.IntRange(1, 2**40), help="Positions per row (T). [default: the model's context]")
@@ -37,13 +51,18 @@ def command(
 ) -> None:
     """Bounds of decode and prefill on one device: FLOPs, bytes, which of them binds, tokens per second.
 
-    No run is faster; activations, launches and communication are not counted.
+    No run is faster; activations, launches and communication are not counted. With no --device, or with `this`, this
+    machine is measured for about two seconds; `this:cuda` measures another of its devices.
     """
     card = card_of(model, revision=revision)
     weights, cache = (storage_dtype({"fp8": "float8_e4m3fn"}.get(name, name)) for name in (dtype, cache_dtype))
-    row = device(device_name, device_file)
-    tokens = show.workload(card, batch, context, 0).tokens
-    found = roofline(assemble(card), row, batch, tokens, weights, cache)
+    tokens, parts = show.workload(card, batch, context, 0).tokens, assemble(card)
+    kind, _, place = device_name.partition(":")
+    measured = None
+    if kind == HERE:
+        measured = _measure(parts, (batch, tokens, weights, cache), place or "cpu")
+    row = device(device_name, device_file) if measured is None else measured.device
+    found = roofline(parts, row, batch, tokens, weights, cache)
     if as_json:
         show.emit(
             {
@@ -62,6 +81,7 @@ def command(
                 "fits": found.fits,
                 "decode": _data(found.decode),
                 "prefill": _data(found.prefill),
+                "measured": measured and asdict(measured),
             }
         )
         return
@@ -87,7 +107,37 @@ def command(
     )
     if found.fits is not None and row.memory_bytes is not None:
         held, has = bytes_text(found.resident_bytes), bytes_text(row.memory_bytes)
-        show.say(f"weights and cache {held} {'fit into' if found.fits else 'do NOT fit into'} {has}")
+        free = " free" if measured else ""
+        show.say(f"weights and cache {held} {'fit into' if found.fits else 'do NOT fit into'} {has}{free}")
+    if measured is not None:
+        _measured(measured)
+
+
+def _measure(parts: Transformer, asked: tuple[int, int, str, str], place: str) -> Calibration:
+    """This machine in the arithmetic that is asked for and the usual ones, over as many bytes as a step reads."""
+    from scantling.study.calibrate import calibrate
+
+    batch, tokens, weights, cache = asked
+    click.echo("measuring this machine for about 2 seconds", err=True)
+    kinds = dict.fromkeys((arithmetic(weights), "fp32", "bf16", "int8"))
+    found = calibrate([*kinds], step_bytes(parts, batch, tokens, weights, cache), place=place)
+    if found.load is not None and found.load > 0.5:
+        told = (
+            f"{found.load:.1f} programs were running in the last minute: they make the figures lower than they need be"
+        )
+        click.echo(f"note: {told}", err=True)
+    return found
+
+
+def _measured(c: Calibration) -> None:
+    rates = {"read": (c.read, 1e9, "GB/s"), **{name: (rate, 1e12, "TFLOP/s") for name, rate in c.products.items()}}
+    rows = [
+        (what, f"{rate.best / unit:,.4g} {name}", f"{rate.median / unit:,.4g} {name}", rate.passes, rate.what)
+        for what, (rate, unit, name) in rates.items()
+    ]
+    show.say()
+    show.say(f"measured at {c.at} in {c.seconds:.1f} s on {c.place}, {c.threads} threads, torch {c.torch}")
+    show.table(("what", "best, used above", "median", "passes", "size"), rows)
 
 
 def _data(bound: Bound) -> dict[str, object]:

@@ -109,6 +109,12 @@ def roofline(model: Transformer, device: Device, batch: int, context: int, dtype
     )
 
 
+def step_bytes(model: Transformer, batch: int, context: int, dtype: str, cache_dtype: str) -> int:
+    """What a decode step of every row reads at the full context: weights once, and the cache."""
+    held = memory(model, Workload(batch, context), dtype, cache_dtype)
+    return _read(model, dtype, batch) + held.kv
+
+
 def _read(model: Transformer, dtype: str, tokens: int) -> int:
     """Bytes of the weights that `tokens` at once enter; of a mixture the mean over tokens that choose at random."""
     alone = read_per_token(model, 0, dtype) - memory(model, Workload(), dtype, dtype).kv

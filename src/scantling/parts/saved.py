@@ -10,10 +10,12 @@ from collections.abc import Generator, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from scantling.parts.cost import FREE
 from scantling.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
-    from scantling.parts.part import Step, Workload
+    from scantling.parts.step import Step
+    from scantling.parts.work import Workload
 
 POLICIES = ("none", "selective", "block")
 """What is computed again in the backward instead of kept: nothing; the inner part of attention, of which queries, keys
@@ -59,8 +61,8 @@ def region(steps: Iterable[Step], kept: tuple[Value, ...]) -> Iterator[Step]:
     rows = list(steps)
     last = max((i for i, step in enumerate(rows) if step.saved), default=-1)
     for i, step in enumerate(rows):
-        again = step.flops if i < last else step.flops_before_saving if i == last else 0
-        yield replace(step, saved=kept if i == 0 else (), flops_again=again)
+        again = step.cost if i < last else step.before_saving if i == last else FREE
+        yield replace(step, saved=kept if i == 0 else (), again=again)
 
 
 def settled(steps: Iterable[Step], w: Workload) -> list[Step]:

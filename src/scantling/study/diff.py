@@ -14,7 +14,8 @@ import msgspec
 from scantling.assembly import assemble
 from scantling.cards.rules import complete
 from scantling.cards.schema import Card
-from scantling.parts.part import Shape, Step, Workload
+from scantling.parts.dims import Shape
+from scantling.parts.part import Step, Workload
 from scantling.parts.transformer import Transformer
 from scantling.study.facts import Fact, facts
 
