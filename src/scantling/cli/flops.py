@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
 from scantling.assembly import assemble
 from scantling.checkpoint.find import card_of
 from scantling.cli import show
-from scantling.numbers.flops import flops
+from scantling.numbers.flops import flops, recomputed
+from scantling.parts.saved import POLICIES
 from scantling.units import flops_text
 
 
 @click.command()
 @click.argument("model")
 @show.workload_options()
+@click.option(
+    "--recompute",
+    type=click.Choice(POLICIES),
+    default="none",
+    show_default=True,
+    help="What training computes again in the backward.",
+)
 @show.revision_option
 @show.json_option
 def command(
@@ -22,6 +32,7 @@ def command(
     tokens: int | None,
     past: int,
     source_tokens: int | None,
+    recompute: str,
     revision: str | None,
     as_json: bool,
 ) -> None:
@@ -33,6 +44,7 @@ def command(
     parts = assemble(card)
     w = show.workload(card, batch, tokens, past, source_tokens)
     f = flops(parts, w)
+    again = recomputed(parts, replace(w, training=True, past=0, recompute=recompute))
     if as_json:
         show.emit(
             {
@@ -45,6 +57,10 @@ def command(
                 "forward_flops_causal": f.forward_visible,
                 "training_flops": f.training,
                 "training_flops_causal": f.training_visible,
+                "training_flops_kernel": f.training_kernel,
+                "recompute": recompute,
+                "recomputed_flops": again,
+                "training_hardware_flops": f.training + again,
                 "by_part": f.by_part,
                 "attention_share": f.attention_share,
                 "attention_share_of_total": f.attention_share_of_total,
@@ -66,8 +82,12 @@ def command(
         ("rule 2N (N active, tables included)", f.rule_2n, f.rule_2n / n),
         ("training (forward + 2x backward), full square", f.training, f.training / n),
         ("training, only visible pairs", f.training_visible, f.training_visible / n),
+        ("the same, with the scores that a fused kernel computes again", f.training_kernel, f.training_kernel / n),
         ("rule 6N", f.rule_6n, f.rule_6n / n),
     ]
+    if recompute != "none":
+        hardware = f.training + again
+        totals.append((f"on the hardware with recompute {recompute}, full square", hardware, hardware / n))
     show.table(("convention", "FLOPs", "per token"), [(what, value, round(each)) for what, value, each in totals])
     share = f"{100 * f.attention_share:.1f} % of the blocks, {100 * f.attention_share_of_total:.1f} % of the total"
     half = f"; half of the blocks from T = {f.crossover:,}" if f.crossover else ""

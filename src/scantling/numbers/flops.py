@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scantling.errors import ScantlingInputError
 from scantling.parts.part import Step, Workload, total
@@ -26,6 +26,8 @@ class Flops:
         attention_share_visible: scores and mix of the pairs that are seen, over the blocks' FLOPs with only those.
         rule_2n: 2 N per token, N the active parameters, embedding and position tables included; of an encoder-decoder
             the encoder's own once per token of the source, the others once per token of the target.
+        scores_visible: the products of queries and keys over the pairs that are seen, which a fused kernel computes
+            again in its backward instead of reading them back (FlashAttention, arXiv:2205.14135, section 3.1).
         crossover: length T at which scores and mix pass half of the blocks' FLOPs, None without blocks.
     """
 
@@ -36,6 +38,7 @@ class Flops:
     attention_share_of_total: float
     attention_share_visible: float
     rule_2n: int
+    scores_visible: int
     crossover: int | None
 
     @property
@@ -47,6 +50,11 @@ class Flops:
     def training_visible(self) -> int:
         """The same over the pairs that are seen."""
         return self.forward_visible * (1 + BACKWARD)
+
+    @property
+    def training_kernel(self) -> int:
+        """Training over the pairs that are seen, with the scores once more: 7 products of attention instead of 6."""
+        return self.training_visible + self.scores_visible
 
     @property
     def rule_6n(self) -> int:
@@ -71,6 +79,11 @@ def flops(model: Transformer, w: Workload) -> Flops:
         attention_share_of_total=mix / forward if forward else 0.0,
         attention_share_visible=(mix - hidden) / (blocks - hidden) if blocks - hidden else 0.0,
         rule_2n=_rule_2n(model, w),
+        scores_visible=sum(
+            step.flops_visible * step.repeat
+            for step in model.steps(replace(w, kernel="reference"))
+            if step.path.endswith(":scores")
+        ),
         crossover=_crossover(model),
     )
 

@@ -89,7 +89,7 @@ class Attention(Part):
             letter = "H" if name == "q" else "H_kv"
             formula = f"(B,T,{letter}*D) -> (B,{letter},T,D)"
             op, dtype = f"split {name} into heads", read[name].dtype
-            yield Step(f":{name}_heads", op, shape, formula=formula, note=note, dtype=dtype)
+            yield Step(f":{name}_heads", op, shape, formula=formula, note=note, dtype=dtype, out=read[name])
         yield from self._norm_steps(w, read, over_width=False)
         if self.position.turned:
             for name, shape in (("q", queries), ("k", new)):
@@ -97,7 +97,8 @@ class Attention(Part):
                 saved, dtype = w.keep(*self.position.turning(w, read[name])), read[name].dtype
                 read[name] = Value(f"turned {name}", math.prod(shape), dtype)
                 op, formula = f"RoPE on {name}", "x cos + rot(x) sin"
-                yield Step(f":{name}_rotated", op, shape, formula=formula, note=note, dtype=dtype, saved=saved)
+                out = read[name]
+                yield Step(f":{name}_rotated", op, shape, formula=formula, note=note, dtype=dtype, saved=saved, out=out)
         if self.visibility.causal and not w.training:
             yield Step(":keys", "keys in the cache", kept, formula="S = P + T", note="Kept for later tokens.")
             yield Step(":values", "values in the cache", kept, formula="S = P + T", note="Kept for later tokens.")

@@ -57,15 +57,15 @@ class CrossAttention(Part):
         note = "The same numbers, seen head by head."
         formula = "(B,T,H*D) -> (B,H,T,D)"
         shape, op = (b, self.n_heads, t, d), "split q into heads"
-        yield Step(":q_heads", op, shape, formula=formula, note=note, dtype=q.dtype)
+        yield Step(":q_heads", op, shape, formula=formula, note=note, dtype=q.dtype, out=q)
         if w.past == 0:
             source = replace(w, lead=(b, s), x=w.beside)
             k = yield from self.steps_of("k", source, "W_K", "What each source token answers to.")
             v = yield from self.steps_of("v", source, "W_V", "What each source token hands over.")
-            for name in "kv":
+            for name, out in (("k", k), ("v", v)):
                 formula = "(B,S,H_kv*D) -> (B,H_kv,S,D)"
                 op = f"split {name} into heads"
-                yield Step(f":{name}_heads", op, kept, formula=formula, note=note, dtype=k.dtype)
+                yield Step(f":{name}_heads", op, kept, formula=formula, note=note, dtype=out.dtype, out=out)
         if not w.training:
             note = "Of the source: made once, kept for every later token."
             yield Step(":keys", "keys in the cache", kept, formula="S of the source", note=note)

@@ -101,7 +101,7 @@ class Head(Part):
         if self.scale:
             formula, bounds, dtype = f"{self.scale:g} x", "Keeps the logits in bounds.", w.read(0).dtype
             yield (step := Step(":scaled", "scale", (*w.rows, self.width), formula=formula, note=bounds, dtype=dtype))
-            w = w.on(step.passed_on)
+            w = w.on(step.out)
         owned = 0 if self.fixed else self.rows
         if self.tied:
             flops = next(Linear(self.width, self.rows).steps(w)).flops
@@ -225,7 +225,7 @@ class Labels(Part):
         inner = w
         if self.pool:
             yield (step := _pooled_step(w, self.d_model, self.pool))
-            inner = replace(w.on(step.passed_on), lead=(w.batch,))
+            inner = replace(w.on(step.out), lead=(w.batch,))
         if self.transform:
             inner = inner.on((yield from self.steps_of("transform", inner)))
         logits = yield from self.steps_of("matrix", inner, "classifier", "A score for every label.")
@@ -279,7 +279,7 @@ class TextVector(Part):
         if self.spare and not w.training:
             yield from self.steps_of("transform", text, note="In the file; nothing reads it.")
         yield (step := _pooled_step(w, self.d_model, self.pool))
-        text = text.on(step.passed_on)
+        text = text.on(step.out)
         if self.transform and not self.spare:
             text = text.on((yield from self.steps_of("transform", text)))
         if self.normalize:
@@ -331,9 +331,9 @@ class NoHead(Part):
 def _pooled_step(w: Workload, d_model: int, pool: str) -> Step:
     formula = {"first": "x[0]", "mean": "mean of real x", "last": "last real x"}[pool]
     # One token's vector is a view of the stream.
-    out = None if pool == "mean" else w.x
-    shape, note, dtype = (w.batch, d_model), "One vector for the text.", w.read(0).dtype
-    return Step(":pooled", f"pool: {pool}", shape, formula=formula, note=note, dtype=dtype, out=out)
+    x, shape, note = w.read(0), (w.batch, d_model), "One vector for the text."
+    out = Value("mean", math.prod(shape), x.dtype) if pool == "mean" else x
+    return Step(":pooled", f"pool: {pool}", shape, formula=formula, note=note, dtype=x.dtype, out=out)
 
 
 AnyHead = Head | Labels | TextVector | NoHead

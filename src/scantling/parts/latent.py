@@ -83,12 +83,12 @@ class LatentAttention(Part):
         latent = yield from self.steps_of("kv_norm", w.on(down), note="Keeps the size of the latent in bounds.")
         note = "The same numbers, seen head by head."
         shape, formula, op = (b, h, t, self.d_head), "(B,T,H*D) -> (B,H,T,D)", "split q into heads"
-        yield Step(":q_heads", op, shape, formula=formula, note=note, dtype=q.dtype)
+        yield Step(":q_heads", op, shape, formula=formula, note=note, dtype=q.dtype, out=q)
         if self.position.turned:
             note = f"Turns pairs of the last {self.d_rope} channels by the position: no parameters."
             shape, formula = (b, h, t, self.d_head), "[q_nope, q_rope cos + rot(q_rope) sin]"
             q, saved = Value("turned q", math.prod(shape), q.dtype), w.keep(*self.position.turning(w, q))
-            yield Step(":q_rotated", "RoPE on q", shape, formula=formula, note=note, dtype=q.dtype, saved=saved)
+            yield Step(":q_rotated", "RoPE on q", shape, formula=formula, note=note, dtype=q.dtype, saved=saved, out=q)
             note, op = "One turned key, which all heads share.", "RoPE on the shared key"
             shape, formula = (b, 1, t, self.d_rope), "x cos + rot(x) sin"
             yield Step(":k_rotated", op, shape, formula=formula, note=note, dtype=down.dtype, saved=saved)

@@ -103,7 +103,7 @@ class GatedMLP(Part):
         note, shape, op = "The gate scales each hidden channel.", (*w.rows, self.d_ff), f"{self.act}(gate) x up"
         hidden = Step(":hidden", op, shape, formula=formula, note=note, dtype=w.joint(gate, up))
         yield replace(hidden, saved=w.keep(*self._saved(gate, up, math.prod(shape))))
-        yield from self.steps_of("down", w.on(hidden.passed_on), "down", "Back to the stream's width.")
+        yield from self.steps_of("down", w.on(hidden.out), "down", "Back to the stream's width.")
 
     def _saved(self, gate: Value, up: Value, numel: int) -> tuple[Value, ...]:
         if self.clamp is None:

@@ -36,7 +36,7 @@ class RelativeBias(Position):
         distances = replace(w, lead=(w.keys + w.tokens - 1,), x=None)
         note = "One learned shift per distance and head; all layers of the stack share them."
         for step in self.steps_of("table", distances, "bias per distance", note):
-            yield replace(step, out=w.x)
+            yield replace(step, out=w.read(0))
 
     def shift(self, w: Workload, rows: int) -> Shift:
         numel = self.n_heads * rows * w.keys

@@ -74,7 +74,7 @@ class Stack(Part):
             w = w.on((yield from self.steps_of("embed_norm", w)))
         if self.dropout and w.training:
             yield (step := self._dropout_step(w))
-            w = w.on(step.passed_on)
+            w = w.on(step.out)
         if self.widen:
             w = w.on((yield from self.steps_of("widen", w, "widen", "From the tables' width to the stream's.")))
         runs = [(0, len(self.blocks), 1)] if w.unrolled else cycles(self.blocks)
@@ -96,7 +96,7 @@ class Stack(Part):
         inner = w
         for i in range(start, start + period):
             rows = [step.under(f"blocks.{i}") for step in self._block_steps(i, inner)]
-            inner = inner.on(rows[-1].passed_on if rows else inner.read(0))
+            inner = inner.on(rows[-1].out if rows else inner.read(0))
             unit += rows
         equal = w.read(0).dtype == inner.read(0).dtype
         yield from (step.times(times if equal else 1) for step in unit)
