@@ -61,7 +61,7 @@ def test_predictions_are_as_good_as_the_page_says() -> None:
     assert off["Megatron-LM, 1.7 B to 1 T"].rms < 3.5
     assert off["Llama 3 405 B"].rms < 3.5
     assert abs(off["PaLM 540 B"].largest) < 3
-    assert all(off[f"MPT on {device}"].rms < 6 for device in ("A100 80 GB", "A100 40 GB", "H100"))
+    assert all(off[f"MPT on {device}"].rms < 6.5 for device in ("A100 80 GB", "A100 40 GB", "H100"))
 
 
 def test_what_ran_fits_but_for_three() -> None:
