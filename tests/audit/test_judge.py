@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scantling.audits import Abilities, Facts, Feed, Subject, Verdict, draw
 from scantling.audits.examine import answers
-from scantling.audits.judge import TIMES_NOISE, gap
+from scantling.audits.judge import TIMES_ERROR, gap
 from scantling.audits.other_order import OtherOrder
 from scantling.audits.planted_subject import planted
 from scantling.audits.probes import PROBES
@@ -32,23 +32,32 @@ def leaking(size: float, dtype: str = "float32") -> Subject:
     return Subject(sound.name, run, sound.facts, Abilities(cast=lambda wanted: leaking(size, wanted)))
 
 
-def peak() -> float:
-    """The largest logit of the sound model on the probe's row."""
-    sound = planted()
-    with torch.no_grad():
-        return float(sound.run(draw.feed(sound, draw.ids(sound.facts, 1, 18))).abs().max())
-
-
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.floats(-7.5, 0))
-def test_leaks_above_the_bound_are_found_and_below_it_are_rounding(exponent: float) -> None:
-    """The bound is 32 x 2^-24 of the largest logit; a wave of size s moves a logit by up to 2 s and by more than s / 8."""
-    size, bound = 10.0**exponent, TIMES_NOISE * 2.0**-24 * peak()
+@given(st.floats(-8.5, 0))
+def test_leaks_above_float32s_error_are_found_and_below_a_last_place_are_not(exponent: float) -> None:
+    """Float32's own error is some 1e-6 here, for logits up to about 5, whose last place is 2.4e-7."""
+    size = 10.0**exponent
     verdicts = {f.verdict for f in answers(PROBES["future"], leaking(size))}
-    if size / 8 > 1.5 * bound:
+    if size > 1e-4:
         assert Verdict.DEFECT in verdicts
-    if 2 * size < bound / 1.5:
+    if size < 1e-7:
         assert Verdict.DEFECT not in verdicts
+
+
+def test_the_bound_is_a_few_times_float32s_own_error() -> None:
+    """Computed here anew: the error of the model in float32 against float64, on the row that the probe asks about."""
+    single, double = planted(), planted(dtype="float64")
+
+    def measure(subject: Subject) -> tuple[Tensor, Tensor]:
+        out = subject.run(draw.feed(subject, draw.ids(subject.facts, 1, 9)))
+        return out, out + 1.0
+
+    with torch.no_grad():
+        error = float((measure(single)[0] - measure(double)[0]).abs().max())
+    told = gap(single, measure)
+    assert told.real
+    assert told.share == pytest.approx(1 / (TIMES_ERROR * error), rel=0.5)
+    assert 1e-7 < error < 1e-5
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -117,7 +117,10 @@ def _one(group: list[Finding]) -> Finding:
         return group[0]
     worst = max(group, key=lambda f: -math.inf if f.size is None else f.size)
     places = dict.fromkeys(f.where for f in group if f.where)
-    return replace(worst, where="; ".join(places))
+    data: dict[str, Any] = {}
+    for finding in group:
+        data |= {key: value for key, value in finding.data.items() if key not in data}
+    return replace(worst, where="; ".join(places), data={**data, **worst.data})
 
 
 def could_not(probe: str, why: str, where: str = "") -> Finding:
