@@ -29,6 +29,9 @@ _EXTRA_OF = {
     "gguf": "gguf",
     "huggingface_hub": "hub",
     "transformers": "transformers",
+    "llguidance": "guide",
+    "pyarrow": "data",
+    "datasets": "data",
 }
 
 

@@ -14,6 +14,7 @@ VERBS = {
     "audit": "the classic failure modes, in any model",
     "card": "print a model's card as YAML",
     "cards": "list the presets",
+    "chat": "talk with a model",
     "classify": "labels of texts or of their tokens",
     "compare": "models side by side",
     "convert": "checkpoint formats",
