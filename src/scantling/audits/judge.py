@@ -81,8 +81,9 @@ def gap(subject: Subject, measure: Measure) -> Gap:
             how = f"it does not repeat; rounding explains {bound:.2g}"
             return Gap(largest / spread, largest, at, largest > bound, how, largest / bound)
         wide = cast(subject, "float64")
-        if wide is not None:
-            c, d = measure(wide)
+        precise = None if wide is None else _tried(wide, measure)
+        if wide is not None and precise is not None:
+            c, d = precise
             left, _ = _worst(c, d)
             # Where float64 gives no numbers, as a mask that overflows makes it, it decides nothing.
             if math.isfinite(left):
@@ -95,12 +96,20 @@ def gap(subject: Subject, measure: Measure) -> Gap:
         return Gap(largest / spread, largest, at, largest > bound, how, largest / bound)
 
 
+def _tried(subject: Subject, measure: Measure) -> tuple[Tensor, Tensor] | None:
+    """The two results, or None where this dtype does not run them."""
+    try:
+        return measure(subject)
+    except Exception:
+        return None
+
+
 def _kept(subject: Subject, measure: Measure, own: tuple[Tensor, Tensor], precise: tuple[Tensor, Tensor]) -> float:
     """What rounding may leave in float64: norms, softmax and angles that are float32 whatever the weights are cannot
     err more than all of the model in float32 does; tables that were computed in the dtype of the weights keep its
     rounding."""
     narrow = cast(subject, "float32")
-    single = own if narrow is subject else None if narrow is None else measure(narrow)
+    single = own if narrow is subject else None if narrow is None else _tried(narrow, measure)
     peak = _peak(*precise)
     error = unit_of("float32") * peak
     if single is not None:
