@@ -32,6 +32,10 @@ TIMES_ERROR = 4.0
 """
 
 
+ANGLES = 16.0
+"""Positions up to which the rounding of angles is of the size of other roundings."""
+
+
 @dataclass(frozen=True)
 class Gap:
     """How far two results are apart.
@@ -60,8 +64,12 @@ class Gap:
         return Verdict.DEFECT if self.real else Verdict.ROUNDING
 
 
-def gap(subject: Subject, measure: Measure) -> Gap:
+def gap(subject: Subject, measure: Measure, positions: int = 0) -> Gap:
     """Judge what `measure` gives for a subject.
+
+    Args:
+        positions: where the two results have the same tokens at other positions, the largest of them: the angle of
+            position p is rounded in proportion to p.
 
     Raises:
         whatever the subject raises.
@@ -87,11 +95,12 @@ def gap(subject: Subject, measure: Measure) -> Gap:
             left, _ = _worst(c, d)
             # Where float64 gives no numbers, as a mask that overflows makes it, it decides nothing.
             if math.isfinite(left):
-                bound = max(TIMES_NOISE * _noise(wide, measure, c, d), _kept(subject, measure, (a, b), (c, d)))
+                kept = _kept(subject, measure, (a, b), (c, d)) * max(1.0, positions / ANGLES)
+                bound = max(TIMES_NOISE * _noise(wide, measure, c, d), kept)
                 how = f"in float64 {left:.2g} are left, rounding explains {bound:.2g}"
                 return Gap(largest / spread, largest, at, left > bound, how, left / bound)
         unit = max(unit_of(subject.facts.dtype), torch.finfo(a.dtype).eps / 2)
-        bound = TIMES_NOISE * max(_noise(subject, measure, a, b), unit * _peak(a, b))
+        bound = TIMES_NOISE * max(_noise(subject, measure, a, b), unit * _peak(a, b)) * max(1.0, positions / ANGLES)
         how = f"against {bound:.2g}, {TIMES_NOISE:g} times what another order of summation moves"
         return Gap(largest / spread, largest, at, largest > bound, how, largest / bound)
 
@@ -110,15 +119,12 @@ def _kept(subject: Subject, measure: Measure, own: tuple[Tensor, Tensor], precis
     rounding."""
     narrow = cast(subject, "float32")
     single = own if narrow is subject else None if narrow is None else _tried(narrow, measure)
-    peak = _peak(*precise)
-    error = unit_of("float32") * peak
-    if single is not None:
-        errors = [_worst(x, y)[0] for x, y in zip(single, precise, strict=True)]
-        error = max(error, *(e for e in errors if math.isfinite(e)), 0.0)
+    errors = [] if single is None else [_worst(x, y)[0] for x, y in zip(single, precise, strict=True)]
+    error = max((e for e in errors if math.isfinite(e)), default=0.0)
     module = subject.can.module
     tables = module is not None and any(b.is_floating_point() and b.dim() > 1 for b in module.buffers())
-    coarse = unit_of(subject.facts.dtype) * peak if tables else 0.0
-    return max(TIMES_ERROR * error, TIMES_NOISE * coarse)
+    unit = max(unit_of("float32"), unit_of(subject.facts.dtype) if tables else 0.0)
+    return max(TIMES_ERROR * error, TIMES_NOISE * unit * _peak(*precise))
 
 
 def _noise(subject: Subject, measure: Measure, a: Tensor, b: Tensor) -> float:
