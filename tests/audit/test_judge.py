@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scantling.audits import Abilities, Facts, Feed, Subject, Verdict, draw
 from scantling.audits.examine import answers
-from scantling.audits.judge import TIMES_NOISE, gap
+from scantling.audits.judge import TIMES_ERROR, TIMES_NOISE, gap
 from scantling.audits.other_order import OtherOrder
 from scantling.audits.planted_subject import planted
 from scantling.audits.probes import PROBES
@@ -32,23 +32,35 @@ def leaking(size: float, dtype: str = "float32") -> Subject:
     return Subject(sound.name, run, sound.facts, Abilities(cast=lambda wanted: leaking(size, wanted)))
 
 
-def peak() -> float:
-    """The largest logit of the sound model on the probe's row."""
-    sound = planted()
-    with torch.no_grad():
-        return float(sound.run(draw.feed(sound, draw.ids(sound.facts, 1, 18))).abs().max())
-
-
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.floats(-7.5, 0))
-def test_leaks_above_the_bound_are_found_and_below_it_are_rounding(exponent: float) -> None:
-    """The bound is 32 x 2^-24 of the largest logit; a wave of size s moves a logit by s / 8 to 2 s."""
-    size, bound = 10.0**exponent, TIMES_NOISE * 2.0**-24 * peak()
+@given(st.floats(-8.5, 0))
+def test_leaks_above_float32s_error_are_found_and_below_a_last_place_are_not(exponent: float) -> None:
+    """Float32's own error is some 1e-6 here, for logits up to about 5, whose last place is 2.4e-7."""
+    size = 10.0**exponent
     verdicts = {f.verdict for f in answers(PROBES["future"], leaking(size))}
-    if size / 8 > 1.5 * bound:
+    if size > 1e-4:
         assert Verdict.DEFECT in verdicts
-    if 2 * size < bound / 1.5:
+    if size < 1e-7:
         assert Verdict.DEFECT not in verdicts
+
+
+def test_the_bound_is_the_largest_of_three() -> None:
+    """Computed here anew: float32's error against float64, and the last places of the largest logit."""
+    single, double = planted(), planted(dtype="float64")
+
+    def measure(subject: Subject) -> tuple[Tensor, Tensor]:
+        out = subject.run(draw.feed(subject, draw.ids(subject.facts, 1, 9)))
+        return out, out + 1.0
+
+    with torch.no_grad():
+        precise = measure(double)
+        error = float((measure(single)[0] - precise[0]).abs().max())
+    peak = float(torch.cat(precise).abs().max())
+    told = gap(single, measure)
+    assert told.real
+    assert 1 / told.share == pytest.approx(max(TIMES_ERROR * error, TIMES_NOISE * 2.0**-24 * peak), rel=1e-3)
+    assert 1e-7 < error < 1e-5
+    assert gap(single, measure, positions=160).share == pytest.approx(told.share / 10, rel=1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

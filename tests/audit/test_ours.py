@@ -32,7 +32,7 @@ def check(report: Report) -> None:
     unable = {f.probe for f in report.findings if f.verdict is Verdict.COULD_NOT_RUN}
     assert unable <= MAY_NOT_RUN
     shares = [f.data.get("share", 0.0) for f in report.findings if f.verdict in (Verdict.CLEAN, Verdict.ROUNDING)]
-    assert max(shares) < 0.25
+    assert max(shares) < 1 / 3
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -35,6 +35,7 @@ class Question:
         design: why a difference is by design, or None where it is none.
         total: the longest row that such a number of tokens makes.
         place: from the index of the worst logit to words.
+        moved: the two results have the same tokens at other positions.
     """
 
     probe: str
@@ -45,6 +46,7 @@ class Question:
     design: str | None = None
     total: Callable[[int], int] = lambda tokens: tokens
     place: Callable[[tuple[int, ...]], str] | None = None
+    moved: bool = False
 
 
 def ask(subject: Subject, question: Question, tokens: int, fewest: int = 2) -> Finding:
@@ -75,7 +77,7 @@ def ask(subject: Subject, question: Question, tokens: int, fewest: int = 2) -> F
 
 
 def _gap(subject: Subject, q: Question, tokens: int) -> Gap:
-    return gap(subject, lambda s: q.measure(s, tokens)[:2])
+    return gap(subject, lambda s: q.measure(s, tokens)[:2], q.total(tokens) if q.moved else 0)
 
 
 def _beyond(subject: Subject, q: Question, answer: Finding, switch: int, fewest: int) -> Finding:
@@ -117,7 +119,10 @@ def _one(group: list[Finding]) -> Finding:
         return group[0]
     worst = max(group, key=lambda f: -math.inf if f.size is None else f.size)
     places = dict.fromkeys(f.where for f in group if f.where)
-    return replace(worst, where="; ".join(places))
+    data: dict[str, Any] = {}
+    for finding in group:
+        data |= {key: value for key, value in finding.data.items() if key not in data}
+    return replace(worst, where="; ".join(places), data={**data, **worst.data})
 
 
 def could_not(probe: str, why: str, where: str = "") -> Finding:

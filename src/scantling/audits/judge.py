@@ -27,6 +27,14 @@ TIMES_NOISE = 32.0
 """A difference up to so many times the measured rounding is rounding. The largest of some thousand differences and the
 largest effect of one other order of summation are draws of the same kind, so their ratio is a small number."""
 
+TIMES_ERROR = 4.0
+"""A difference that is left in float64, up to so many times float32's own error, is that of parts that stay in float32.
+"""
+
+
+ANGLES = 16.0
+"""Positions up to which the rounding of angles is of the size of other roundings."""
+
 
 @dataclass(frozen=True)
 class Gap:
@@ -56,8 +64,12 @@ class Gap:
         return Verdict.DEFECT if self.real else Verdict.ROUNDING
 
 
-def gap(subject: Subject, measure: Measure) -> Gap:
+def gap(subject: Subject, measure: Measure, positions: int = 0) -> Gap:
     """Judge what `measure` gives for a subject.
+
+    Args:
+        positions: where the two results have the same tokens at other positions, the largest of them: the angle of
+            position p is rounded in proportion to p.
 
     Raises:
         whatever the subject raises.
@@ -70,41 +82,63 @@ def gap(subject: Subject, measure: Measure) -> Gap:
             return Gap(0.0, 0.0, at, False, "equal bit by bit")
         if not math.isfinite(largest):
             return Gap(math.inf, largest, at, True, "one of the two is no number")
+        again = measure(subject)
+        if max(_worst(a, again[0])[0], _worst(b, again[1])[0]) > 0:
+            # What does not repeat is chance, and shows nothing of the size of rounding.
+            bound = TIMES_NOISE * unit_of(subject.facts.dtype) * _peak(a, b)
+            how = f"it does not repeat; rounding explains {bound:.2g}"
+            return Gap(largest / spread, largest, at, largest > bound, how, largest / bound)
         wide = cast(subject, "float64")
-        if wide is not None:
-            c, d = measure(wide)
+        precise = None if wide is None else _tried(wide, measure)
+        if wide is not None and precise is not None:
+            c, d = precise
             left, _ = _worst(c, d)
             # Where float64 gives no numbers, as a mask that overflows makes it, it decides nothing.
             if math.isfinite(left):
-                bound = _bound(wide, measure, c, d, _kept(subject))
+                kept = _kept(subject, measure, (a, b), (c, d)) * max(1.0, positions / ANGLES)
+                bound = max(TIMES_NOISE * _noise(wide, measure, c, d), kept)
                 how = f"in float64 {left:.2g} are left, rounding explains {bound:.2g}"
                 return Gap(largest / spread, largest, at, left > bound, how, left / bound)
         unit = max(unit_of(subject.facts.dtype), torch.finfo(a.dtype).eps / 2)
-        bound = _bound(subject, measure, a, b, unit)
+        bound = TIMES_NOISE * max(_noise(subject, measure, a, b), unit * _peak(a, b)) * max(1.0, positions / ANGLES)
         how = f"against {bound:.2g}, {TIMES_NOISE:g} times what another order of summation moves"
         return Gap(largest / spread, largest, at, largest > bound, how, largest / bound)
 
 
-def _kept(subject: Subject) -> float:
-    """The rounding that a cast to float64 does not undo: norms and angles that are float32 whatever the weights are,
-    and tables that were computed in the dtype of the weights."""
+def _tried(subject: Subject, measure: Measure) -> tuple[Tensor, Tensor] | None:
+    """The two results, or None where this dtype does not run them."""
+    try:
+        return measure(subject)
+    except Exception:
+        return None
+
+
+def _kept(subject: Subject, measure: Measure, own: tuple[Tensor, Tensor], precise: tuple[Tensor, Tensor]) -> float:
+    """What rounding may leave in float64: norms, softmax and angles that are float32 whatever the weights are cannot
+    err more than all of the model in float32 does; tables that were computed in the dtype of the weights keep its
+    rounding."""
+    narrow = cast(subject, "float32")
+    single = own if narrow is subject else None if narrow is None else _tried(narrow, measure)
+    errors = [] if single is None else [_worst(x, y)[0] for x, y in zip(single, precise, strict=True)]
+    error = max((e for e in errors if math.isfinite(e)), default=0.0)
     module = subject.can.module
     tables = module is not None and any(b.is_floating_point() and b.dim() > 1 for b in module.buffers())
-    return max(unit_of("float32"), unit_of(subject.facts.dtype) if tables else 0.0)
+    unit = max(unit_of("float32"), unit_of(subject.facts.dtype) if tables else 0.0)
+    return max(TIMES_ERROR * error, TIMES_NOISE * unit * _peak(*precise))
 
 
-def _bound(subject: Subject, measure: Measure, a: Tensor, b: Tensor, unit: float) -> float:
-    """The largest difference that rounding explains."""
+def _noise(subject: Subject, measure: Measure, a: Tensor, b: Tensor) -> float:
+    """What another order of summation moves."""
     with OtherOrder():  # type: ignore[no-untyped-call]
         c, d = measure(subject)
     noise = max(_worst(a, c)[0], _worst(b, d)[0])
-    if noise:
-        c, d = measure(subject)
-        # What does not repeat is chance, not rounding.
-        noise = 0.0 if max(_worst(a, c)[0], _worst(b, d)[0]) else noise
-    peak = float(torch.cat([a.flatten(), b.flatten()]).abs().max())
-    floor = unit * peak
-    return TIMES_NOISE * max(noise if math.isfinite(noise) else 0.0, floor)
+    return noise if math.isfinite(noise) else 0.0
+
+
+def _peak(a: Tensor, b: Tensor) -> float:
+    """The largest logit."""
+    both = torch.cat([a.flatten(), b.flatten()]).abs()
+    return float(both[both.isfinite()].max()) if bool(both.isfinite().any()) else 0.0
 
 
 def unit_of(dtype: str) -> float:

@@ -68,6 +68,8 @@ def command(
     from scantling.subjects.named import Loading, named
 
     asked = [probe.name for probe in probes_named(probes or None)]
+    if html is not None and not html.parent.is_dir():
+        raise ScantlingInputError(f"--html {html}: the folder {html.parent} does not exist")
     if longest < tokens:
         raise ScantlingInputError(f"--longest {longest} is less than --tokens {tokens}")
     subject = named(model, library, against, Loading(dtype, device, revision, longest))

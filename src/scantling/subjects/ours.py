@@ -19,7 +19,8 @@ from scantling.audits.protocol import Cached, Change, Loss, Run
 from scantling.cards import Card
 from scantling.cards.rules import position_limit
 from scantling.errors import need
-from scantling.generate.engine import Session, Source
+from scantling.generate.keeping import Keeping
+from scantling.generate.session import Session, Source
 from scantling.model import Model, load
 from scantling.parts.heads import Head
 from scantling.parts.part import Workload
@@ -46,7 +47,7 @@ def ours(lm: Model, name: str | None = None, sample: Tensor | None = None) -> Su
         kernels={kernel: _run(lm, kernel=kernel) for kernel in KERNELS},
         modes={"in training": _in_training(lm), "while maps are recorded": _run(lm, "reference", recorder=_passed_on)},
         packed={"document_ids": _run(lm)} if _per_token(lm) else {},
-        cached={"its cache": _cached(lm), "a session": _session(lm)} if decodes else {},
+        cached={"its cache": _cached(lm), **_sessions(lm)} if decodes else {},
         cast=cache(lambda dtype: ours(_cast(lm, dtype), name, sample)),
         loss=_loss(lm) if scores else None,
         packed_loss=_loss(lm) if scores and not lm.parts.two_stacks else None,
@@ -173,22 +174,35 @@ def _cached(lm: Model) -> Cached:
     return run
 
 
-def _session(lm: Model) -> Cached:
-    """What `generate` does: the last logit of each piece."""
+def _sessions(lm: Model) -> dict[str, Cached]:
+    """What `generate` uses: a session that keeps everything, and one whose windows are rings."""
+    if lm.reads_prefix:
+        # A session takes the first piece for the prefix, which no plain pass has.
+        return {}
+    rings = any(w is not None for w in _windows(lm) or ())
+    kinds = {"a session": Keeping(), **({"a session with rings": Keeping("ring")} if rings else {})}
+    return {name: _session(lm, keeping) for name, keeping in kinds.items()}
+
+
+def _session(lm: Model, keeping: Keeping) -> Cached:
+    """Every logit; behind padding the last one of each piece."""
 
     def run(feed: Feed, pieces: Sequence[int]) -> Tensor:
+        source = None
         if feed.source is not None:
-            padding = None if feed.source_mask is None else feed.source_mask.bool()
-            session = Session(lm, len(feed.ids), sum(pieces), source=Source(feed.source, padding))
-        else:
-            session = Session(lm, len(feed.ids), sum(pieces))
+            source = Source(feed.source, None if feed.source_mask is None else feed.source_mask.bool())
+        session = Session(lm, len(feed.ids), sum(pieces), source=source, keeping=keeping)
         outs, start = [], 0
         for tokens in pieces:
             ids = feed.ids[:, start : start + tokens]
-            mask = None if feed.mask is None or start else feed.mask[:, :tokens]
-            outs.append(session.step(ids[:, 0]) if start and tokens == 1 else session.prefill(ids, mask))
+            if feed.mask is None:
+                outs.append(session.score(ids))
+            elif start:
+                outs.append(session.score(ids)[:, -1:])
+            else:
+                outs.append(session.prefill(ids, feed.mask[:, :tokens])[:, None])
             start += tokens
-        return torch.stack(outs, 1)
+        return torch.cat(outs, 1)
 
     return run
 

@@ -65,6 +65,7 @@ def beside(where: str, left: int, right: int, numbered: bool, seed: int) -> Ques
         GOOD,
         total=lambda tokens: tokens + left + right,
         place=lambda at: f"token {at[1]}",
+        moved=left > 0,
     )
 
 

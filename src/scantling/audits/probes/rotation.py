@@ -28,18 +28,16 @@ def probe(subject: Subject, effort: Effort) -> list[Finding]:
     tokens = draw.length(subject, effort)
     if subject.facts.context is not None:
         tokens = min(tokens, subject.facts.context - 9)
-    found = [
-        ask(
-            subject,
-            Question(NAME, f"moved by {by}", _moved(by, effort.seed), MEANING, GOOD, total=lambda n, by=by: n + by),  # type: ignore[misc]
-            tokens,
-        )
-        for by in (1, 9)
-    ]
+    found = [ask(subject, _question(by, effort.seed), tokens) for by in (1, 9)]
     if position is None and any(f.verdict is Verdict.DEFECT for f in found):
         text = "moving positions moves the logits; it does not say whether its positions are rotary or absolute"
         return [not_applicable(NAME, text)]
     return found
+
+
+def _question(by: int, seed: int) -> Question:
+    where = f"moved by {by}"
+    return Question(NAME, where, _moved(by, seed), MEANING, GOOD, total=lambda n: n + by, moved=True)
 
 
 def _moved(by: int, seed: int) -> Measure:
