@@ -46,6 +46,9 @@ CHANGES: dict[str, dict[str, Any]] = {
         "tied": True,
     },
     "mixtral": {"mlp": EXPERTS},
+    "a shared expert with a gate": {
+        "mlp": {**EXPERTS, "shared": {"kind": "gated", "act": "silu", "d_ff": 10}, "shared_gate": True}
+    },
     "experts with biases": {
         "mlp": {**EXPERTS, "normalize": False, "expert": {"kind": "plain", "act": "relu", "d_ff": 9, "bias": True}}
     },

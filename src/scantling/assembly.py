@@ -301,7 +301,7 @@ def _mlp(
         shared = None if spec.shared is None else _mlp(d_model, spec.shared)
         assert not isinstance(experts, MoE)
         assert not isinstance(shared, MoE)
-        return MoE(_router(d_model, spec), experts, shared)
+        return MoE(_router(d_model, spec), experts, shared, spec.shared_gate)
     assert spec.d_ff is not None
     if isinstance(spec, schema.Plain):
         return MLP(d_model, spec.d_ff, spec.act, spec.bias, n_experts)

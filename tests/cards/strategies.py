@@ -205,7 +205,8 @@ def mlps(draw: DrawFn) -> dict[str, Any]:
             section |= some(draw, {"group_score": st.sampled_from(["max", "top2"])})
     section["top_k"] = draw(st.integers(1, room))
     options = {"normalize": st.booleans(), "bias": st.booleans(), "scale": positive(4.0)}
-    return section | some(draw, options | {"shared": dense(must_state=True) | st.none()})
+    section |= some(draw, options | {"shared": dense(must_state=True) | st.none()})
+    return section | (some(draw, {"shared_gate": st.booleans()}) if section.get("shared") else {})
 
 
 @composite

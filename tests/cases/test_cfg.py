@@ -59,6 +59,7 @@ PARTIAL: dict[str, tuple[dict[str, Any], int]] = {
     "phi": ({"model_type": "phi", "num_hidden_layers": 1}, 64),
     "stablelm": ({"model_type": "stablelm", "num_hidden_layers": 1, "num_key_value_heads": 4}, 32),
     "gpt_neox": ({"model_type": "gpt_neox", "num_hidden_layers": 1}, 32),
+    "glm": ({"model_type": "glm", "num_hidden_layers": 1, "head_dim": 128}, 64),
     "gptj": ({"model_type": "gptj", "n_layer": 1, "n_head": 4, "n_embd": 512, "rotary_dim": 64}, 64),
 }
 

@@ -205,6 +205,8 @@ def _mlp(card: Card, mlp: Plain | Gated | MoE, at: str = "") -> Plain | Gated | 
         _refuse(card, f"{at}mlp.top_k", mlp.top_k, f"{mlp.top_groups} of {mlp.groups} groups hold {room} experts")
     if mlp.group_score == "top2" and mlp.n_experts // mlp.groups < 2:
         _refuse(card, f"{at}mlp.group_score", "top2", "a group needs at least two experts for its two best")
+    if mlp.shared_gate and mlp.shared is None:
+        _refuse(card, f"{at}mlp.shared_gate", True, "there is no shared MLP to gate")
     shared = None if mlp.shared is None else _with_width(card, mlp.shared, at)
     return replace(mlp, expert=_with_width(card, mlp.expert, at), shared=shared)
 

@@ -363,6 +363,7 @@ class MoE(Section, tag_field="kind", tag="moe"):
         groups: experts in this many groups, of which only `top_groups` are looked at; default one.
         group_score: a group counts by its best expert (max) or by its two best (top2).
         shared: an MLP that every token uses besides; default none.
+        shared_gate: a learned number from 0 to 1 per token on what the shared MLP gives (Qwen 1.5 MoE).
     """
 
     n_experts: Width
@@ -377,6 +378,7 @@ class MoE(Section, tag_field="kind", tag="moe"):
     top_groups: Width = 1
     group_score: Literal["max", "top2"] = "max"
     shared: Plain | Gated | None = None
+    shared_gate: bool = False
 
 
 class Embedding(Section):

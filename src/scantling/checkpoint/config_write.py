@@ -77,9 +77,9 @@ def _scaling(scaling: Scaling) -> dict[str, Any]:
     return {"rope_type": _SCALINGS[type(scaling)], **keys}
 
 
-def partial_rope_keys(card: Card) -> dict[str, Any] | None:
+def partial_rope_keys(card: Card, interleaved: bool = False) -> dict[str, Any] | None:
     """The same with the share of each head's channels that is turned."""
-    turns, position, attention = rope_keys(card), card.position, card.attention
+    turns, position, attention = rope_keys(card, interleaved), card.position, card.attention
     if turns is None or not isinstance(position, RoPE) or not isinstance(attention, MultiHead):
         return None
     assert position.d_rotary is not None

@@ -98,18 +98,22 @@ class MoE(Part):
 
     Attributes:
         shared: an MLP that every token uses, or None.
+        shared_gate: a learned number from 0 to 1 per token on what the shared MLP gives (Qwen 1.5 MoE).
     """
 
     router: Router
     experts: MLP | GatedMLP
     shared: MLP | GatedMLP | None = None
+    shared_gate: bool = False
 
     def __post_init__(self) -> None:
         assert self.experts.n_experts == self.router.n_experts
 
     def children(self) -> Mapping[str, Part]:
         named: dict[str, Part] = {"router": self.router, "experts": self.experts}
-        return named | {"shared": self.shared} if self.shared else named
+        if self.shared:
+            named["shared"] = self.shared
+        return named | {"shared_gate": Linear(self.router.d_model, 1)} if self.shared_gate else named
 
     def idle_params(self) -> int:
         router = self.router
@@ -126,6 +130,11 @@ class MoE(Part):
         yield Step(":combined", "combine", shape, formula="sum_e weight_e y_e", note=note)
         if self.shared:
             yield from self.steps_of("shared", w)
+            if self.shared_gate:
+                yield from self.steps_of(
+                    "shared_gate", w, "shared gate", "How much of the shared MLP each token takes."
+                )
+                yield Step(":gated_shared", "gate the shared MLP", shape, formula="sigmoid(g) shared(x)")
             yield Step(
                 ":with_shared", "add the shared MLP", shape, formula="y + shared(x)", note="Used by every token."
             )
@@ -135,4 +144,9 @@ class MoE(Part):
         groups = ctx.group(experts, self.router.n_experts)
         out = net.experts(ctx.mark(net, "sent", groups.send(x)), ctx, groups)
         combined = ctx.mark(net, "combined", groups.combine(out, kept))
-        return ctx.mark(net, "with_shared", combined + net.shared(x, ctx)) if self.shared else combined
+        if not self.shared:
+            return combined
+        shared = net.shared(x, ctx)
+        if self.shared_gate:
+            shared = ctx.mark(net, "gated_shared", net.shared_gate(x).sigmoid() * shared)
+        return ctx.mark(net, "with_shared", combined + shared)

@@ -49,11 +49,12 @@ def common(
     eps: float = 1e-6,
     theta: float = 1e4,
     trained: int | None = None,
+    fraction: float = 1.0,
 ) -> dict[str, Any]:
     """All sections of Llama and its relatives but the MLP; the named arguments are what a missing key means."""
     d_model, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
     d_head, context = keys.optional_size("head_dim") or d_head, keys.size("max_position_embeddings")
-    position = rope(keys, d_head or d_model // heads, context, theta=theta, trained=trained)
+    position = rope(keys, d_head or d_model // heads, context, theta=theta, trained=trained, fraction=fraction)
     return {
         "n_layers": keys.size("num_hidden_layers"),
         "d_model": d_model,
