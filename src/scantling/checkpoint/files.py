@@ -57,6 +57,17 @@ def is_address(name: str) -> bool:
     return name.startswith(("http://", "https://"))
 
 
+def here(place: Place) -> Path:
+    """The path of a file on this machine.
+
+    Raises:
+        ScantlingInputError: it is on another one.
+    """
+    if isinstance(place, Elsewhere):
+        refuse(place, "is on another machine; fetch it first")
+    return place
+
+
 def exists(place: Place) -> bool:
     """Whether there is anything at that place, a link that leads nowhere included."""
     return place.exists() if isinstance(place, Elsewhere) else os.path.lexists(place)

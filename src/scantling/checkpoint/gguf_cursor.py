@@ -36,7 +36,7 @@ class Cursor:
             self.data += self._source.read(more)
             self.have = len(self.data)
         if upto > self.have:
-            self.fail(self.have, f"the file ends, {self.end - self.have} bytes before its end; fetch it again")
+            self.fail(self.have, f"no more of the file could be fetched; {self.end - self.have} bytes are missing")
         return self.have
 
     def fail(self, at: int, problem: str) -> NoReturn:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from scantling.checkpoint.files import Place
+from scantling.checkpoint.files import here
 from scantling.checkpoint.gguf import GGUFHeader, GGUFTensor
 from scantling.checkpoint.gguf_values import dequantise
 from scantling.checkpoint.names import Link, Row, links
@@ -81,7 +80,7 @@ class OfGGUF:
         self, header: GGUFHeader, rows: tuple[Row, ...], weights: Mapping[str, tuple[int, ...]], width: str = "stored"
     ) -> None:
         self._tensors, self._width = header.tensors, width
-        path = _on_disk(header.path)
+        path = here(header.path)
         state = path.stat()
         self.key = f"{path.resolve()} {state.st_size} {state.st_mtime_ns} {width}"
         self._shapes = weights
@@ -91,9 +90,7 @@ class OfGGUF:
         tensor, order = self._found(name)
         if self._width == "stored" and (size := block_bytes(tensor.kind)) is not None:
             shape = (tensor.shape[0], tensor.shape[1] // 32 * size)
-            raw = np.memmap(_on_disk(tensor.file), np.uint8, mode="r", offset=tensor.start, shape=shape).view(
-                np.ndarray
-            )
+            raw = np.memmap(here(tensor.file), np.uint8, mode="r", offset=tensor.start, shape=shape).view(np.ndarray)
             return Stored(tensor.kind, raw if order is None else raw[order], tensor.shape[1])
         values = dequantise(tensor)
         values = values if order is None else values[order]
@@ -118,12 +115,6 @@ class OfGGUF:
         pieces = link.transform.load([numbers[:, None]], [self._shapes[ours] for ours in link.ours])
         order = np.asarray(pieces[link.ours.index(name)])[:, 0]
         return tensor, None if np.array_equal(order, numbers) else order
-
-
-def _on_disk(place: Place) -> Path:
-    """Weights are read where they lie; what is behind an address has a header only."""
-    assert isinstance(place, Path)
-    return place
 
 
 def as_asked(values: NDArray[np.float32], width: str) -> Stored:
