@@ -76,6 +76,19 @@ def test_conventions_have_names_and_more_than_the_peak_is_refused(capsys: pytest
     assert counted["full"] / counted["causal"] == pytest.approx(2, rel=1e-3)
 
 
+def test_a_kernel_that_computes_scores_again_does_seven_products_where_six_are_counted() -> None:
+    """FLP-04: per token and head channel 12 T over the square, 6 T over the causal half, 7 T with the scores again."""
+    t, heads, d_head = 2**12, 4, 8
+    found = flops(decoder({"n_heads": heads, "d_head": d_head}, context=t), Workload(tokens=t))
+    rest = found.training - 3 * mix(found)
+    one = heads * d_head * t * t
+    assert found.training - rest == 12 * one
+    # The causal half holds the diagonal too.
+    half = heads * d_head * t * (t + 1)
+    assert found.training_visible - rest == 6 * half
+    assert found.training_kernel - rest == 7 * half
+
+
 def test_the_peak_is_dense_and_of_its_dtype(capsys: pytest.CaptureFixture[str]) -> None:
     """FLP-05: 312 in bf16 is the A100's, 624 has sparsity, and 156 would double the MFU."""
     assert device("a100-80gb").peak("bf16") == 312e12
