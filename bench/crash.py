@@ -29,7 +29,7 @@ from scantling.cards.read import from_dict, training_of
 from scantling.data import Corpus, byte_tokenizer, prepare
 from scantling.data.sources import stdlib_files
 from scantling.train import checkpoints
-from scantling.train.run import train
+from scantling.train.start import train
 from scantling.train.watch import Metrics, read_metrics
 
 CARD: dict[str, Any] = {

@@ -20,7 +20,7 @@ from scantling.train import checkpoints
 from scantling.train.forward import How, forward
 from scantling.train.lora import added_params
 from scantling.train.optim import Optimizers, Recipe, groups
-from scantling.train.run import train
+from scantling.train.start import train
 from scantling.train.step import Stepper
 from scantling.train.watch import Metrics, read_metrics
 

@@ -12,6 +12,7 @@ import pytest
 from tests.cases.small import LLAMA
 from tests.data_room.made import corpus as of_ids
 from tests.train.test_run import go, losses, settings
+from tests.train.trigram import Trigram, texts_of
 
 import scantling as sc
 from scantling.cards.read import from_dict
@@ -139,12 +140,16 @@ def test_only_what_the_assistant_says_is_learned(tmp_path: Path) -> None:
     assert spoken < data.train.tokens / 2
 
 
+def test_a_trigram_of_random_bytes_needs_eight_bits() -> None:
+    draw = np.random.default_rng(0)
+    texts = [draw.integers(0, 256, 20_000).astype(np.uint8) for _ in range(10)]
+    assert Trigram(texts).bits_per_byte(texts[:1]) == pytest.approx(8.0, abs=0.05)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_small_preset_beats_a_trigram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`train tiny` with a quarter of its updates needs fewer bits a byte than a trigram of the same text."""
-    from tests.train.trigram import Trigram, texts_of
-
     from scantling.data import open_corpus
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

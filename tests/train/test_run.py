@@ -19,7 +19,8 @@ from scantling.cards.read import training_of
 from scantling.cards.training import Training
 from scantling.data import Corpus, byte_tokenizer, prepare
 from scantling.train import checkpoints
-from scantling.train.run import Summary, TrainingStopped, train
+from scantling.train.run import Summary, TrainingStopped
+from scantling.train.start import train
 from scantling.train.watch import Metrics, read_metrics
 
 SMALL: dict[str, Any] = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -58,9 +56,3 @@ class Trigram:
         """Over all bytes from the third of each text on."""
         bits = [-np.log2(self._parts(text) @ self.weights) for text in texts if len(text) > 2]
         return float(np.concatenate(bits).mean())
-
-
-def test_a_trigram_of_random_bytes_needs_eight_bits() -> None:
-    draw = np.random.default_rng(0)
-    texts = [draw.integers(0, 256, 20_000).astype(np.uint8) for _ in range(10)]
-    assert math.isclose(Trigram(texts).bits_per_byte(texts[:1]), 8.0, abs_tol=0.05)

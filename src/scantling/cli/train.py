@@ -164,7 +164,7 @@ def _folder(out: Path | None, name: str, go_on: bool) -> Path:
 def _train(ask: Ask, card: Card, changes: Mapping[str, Any], place: Place) -> None:
     from scantling.cli.train_view import view
     from scantling.train import checkpoints
-    from scantling.train.run import train
+    from scantling.train.start import train
     from scantling.train.watch import Metrics
 
     out = place.out

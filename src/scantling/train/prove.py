@@ -26,8 +26,8 @@ from scantling.train import forward as passes
 from scantling.train.forward import How, Inputs
 from scantling.train.loss import IGNORED
 from scantling.train.optim import Optimizers, Recipe, groups
-from scantling.train.run import begin, resume
 from scantling.train.signals import Stop
+from scantling.train.start import begin, resume
 from scantling.train.step import Stepper
 
 CLOSE = 1e-4
