@@ -87,7 +87,7 @@ def _whole_numbers(value: Any) -> list[int]:
 def _windows(declared: Declared) -> Iterator[Finding]:
     data, card = declared.data, declared.card
     window = data.get("sliding_window")
-    if type(window) is int and data.get("use_sliding_window") is False:
+    if type(window) is int and window > 0 and data.get("use_sliding_window") is False:
         yield Finding("window_off", f"sliding_window is {window:,} and use_sliding_window is false")
     wide = {section.window for section in _attentions(card) if section.window and section.window >= card.context}
     for size in sorted(wide):
