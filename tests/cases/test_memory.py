@@ -11,9 +11,8 @@ import torch
 import scantling as sc
 from scantling.cards.read import from_dict, to_yaml
 from scantling.cli.main import _run
-from scantling.numbers.memory import memory, read_per_token
+from scantling.numbers.memory import read_per_token
 from scantling.parts.part import Workload
-from scantling.study.examine import TRAINING_16, TRAINING_18, training_states
 from scantling.tensor.cache import Cache
 
 QWEN3_4B: dict[str, Any] = {
@@ -71,13 +70,20 @@ def test_a_step_reads_the_cache_of_the_kv_heads(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    ("kind", "each", "gib"), [(TRAINING_16, [2, 2, 4, 4, 4], 18.42), (TRAINING_18, [2, 4, 4, 4, 4], 20.72)]
+    ("options", "each", "gib"),
+    [
+        (["--precision", "bf16-master"], [2, 4, 2, 4, 4, 0], 18.42),
+        (["--precision", "bf16-master", "--main-gradients"], [2, 4, 4, 4, 4, 0], 20.72),
+        (["--precision", "fp32"], [4, 4, 4, 4, 0], 18.42),
+    ],
 )
-def test_sixteen_or_eighteen_bytes_item_by_item(kind: Any, each: list[int], gib: float) -> None:
-    """MEM-06: gradients in bfloat16 or float32, a main copy and two moments, each on its own line."""
-    model = sc.assemble(sc.card("llama-3.2-1b"))
-    assert model.params == 1235814400
-    items = training_states(model, kind)
-    assert [size // model.params for size in items.values()] == each
-    assert sum(items.values()) / 2**30 == pytest.approx(gib, abs=5e-3)
-    assert memory(model, Workload(), "bfloat16", "bfloat16").weights == items["weights, bfloat16"]
+def test_sixteen_or_eighteen_bytes_item_by_item(
+    capsys: pytest.CaptureFixture[str], options: list[str], each: list[int], gib: float
+) -> None:
+    """MEM-06: gradients in bfloat16 or float32, a master copy and two moments, each on its own line; or all float32."""
+    n = sc.assemble(sc.card("llama-3.2-1b")).params
+    assert n == 1235814400
+    found = told(capsys, "llama-3.2-1b", "--train", "--batch", "1", "--tokens", "8", *options)
+    assert [size // n for size in found["states"].values()] == each
+    assert sum(found["states"].values()) / 2**30 == pytest.approx(gib, abs=5e-3)
+    assert found["weights_bytes"] == found["states"][next(iter(found["states"]))]

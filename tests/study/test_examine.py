@@ -13,8 +13,9 @@ import scantling as sc
 from scantling.cards import ladder, presets
 from scantling.cards.read import from_dict
 from scantling.cli.main import _run
+from scantling.numbers.training import Recipe, state_lines, training_memory
 from scantling.parts.part import Workload
-from scantling.study.examine import TRAINING_16, TRAINING_18, examine, training_states
+from scantling.study.examine import ADAM_16, ADAM_18, examine
 from scantling.study.formula import Formula
 from scantling.tensor.kept import Kept
 
@@ -22,6 +23,10 @@ from scantling.tensor.kept import Kept
 def formulas(name: str, tokens: int = 64, source: int | None = None) -> dict[str, Formula]:
     card = sc.card(name)
     return {f.name: f for f in examine(card, sc.assemble(card), Workload(1, tokens, source=source))}
+
+
+def states(name: str, recipe: Recipe) -> dict[str, int]:
+    return state_lines(training_memory(sc.assemble(sc.card(name)), Workload(), recipe), recipe)
 
 
 PALM = "6 N + 12 L H Q T per token"
@@ -156,26 +161,33 @@ def test_cache_rules(name: str, plain: int, grouped: int, exact: int) -> None:
 
 
 def test_bytes_of_the_training_states_item_by_item() -> None:
-    model = sc.assemble(sc.card("llama-3.2-1b"))
-    n = 1235814400
-    assert training_states(model, TRAINING_16) == {
+    n, tensors = 1235814400, 16 * 9 + 2
+    assert states("llama-3.2-1b", ADAM_16) == {
         "weights, bfloat16": 2 * n,
+        "master copy, float32": 4 * n,
         "gradients, bfloat16": 2 * n,
-        "main copy of the weights, float32": 4 * n,
         "first moments, float32": 4 * n,
         "second moments, float32": 4 * n,
+        "counts of updates": 4 * tensors,
     }
-    assert sum(training_states(model, TRAINING_18).values()) == 18 * n
+    assert sum(states("llama-3.2-1b", ADAM_18).values()) == 18 * n + 4 * tensors
 
 
 def test_what_is_computed_or_counted_is_not_trained() -> None:
     """Marian's table of waves and DeepSeek's selection biases have no gradients and no moments."""
-    marian = sc.assemble(sc.card("opus-mt-en-de"))
-    states = training_states(marian, TRAINING_16)
+    marian = states("opus-mt-en-de", ADAM_16)
     waves = 2 * 512 * 512
-    assert states["weights, bfloat16"] // 2 - states["gradients, bfloat16"] // 2 >= waves
+    assert marian["weights, bfloat16"] // 2 - marian["gradients, bfloat16"] // 2 >= waves
     rule = formulas("deepseek-v3")["16 bytes per parameter, training"]
-    assert rule.exact - rule.estimate == 2 * 58 * 256
+    assert rule.terms["numbers that no gradient trains have weights only"] == 2 * 58 * 256
+    assert rule.exact - rule.estimate == sum(rule.terms.values())
+
+
+def test_the_activations_of_a_gpt_beside_the_published_formula() -> None:
+    """34 T d + 5 H T^2 bytes a layer; torch keeps float32 weights of attention besides."""
+    rule = formulas("gpt2", 1024)[KORTHIKANTI[0]]
+    assert rule.estimate == 12 * (34 * 1024 * 768 + 5 * 12 * 1024**2)
+    assert rule.exact > rule.estimate
 
 
 def test_two_bytes_per_parameter_leaves_the_cache_out() -> None:

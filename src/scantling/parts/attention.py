@@ -90,7 +90,9 @@ class Attention(Part):
             formula = f"(B, T, {heads.symbol}*d_head) -> (B, {heads.symbol}, T, d_head)"
             op, axes = f"split {name} into heads", (B, heads, T, D)
             dtype = read[name].dtype
-            yield Step(f":{name}_heads", op, axes, formula=formula, note=note, dtype=dtype, stored=False)
+            yield Step(
+                f":{name}_heads", op, axes, formula=formula, note=note, dtype=dtype, stored=False, out=read[name]
+            )
         yield from self._norm_steps(w, read, over_width=False)
         if self.position.turned:
             for name, heads in (("q", H), ("k", H_kv)):
@@ -98,7 +100,8 @@ class Attention(Part):
                 saved, dtype = w.keep(*self.position.turning(w, read[name])), read[name].dtype
                 read[name] = Value(f"turned {name}", elements(axes), dtype)
                 op, formula = f"RoPE on {name}", "x cos + rot(x) sin"
-                yield Step(f":{name}_rotated", op, axes, formula=formula, note=note, dtype=dtype, saved=saved)
+                out = read[name]
+                yield Step(f":{name}_rotated", op, axes, formula=formula, note=note, dtype=dtype, saved=saved, out=out)
         if self.visibility.causal and not w.training:
             kept = (B, H_kv, S, D)
             yield Step(":keys", "keys in the cache", kept, formula="S = P + T", note="Kept for later tokens.")

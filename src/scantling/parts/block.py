@@ -69,7 +69,7 @@ class Block(Part):
             if (name := sub.norm_name("res")) is not None:
                 update = yield from self.steps_of(name, w.on(update), sizes=self._sizes)
             yield (added := _added(f":after_{sub.name}", stream, self.d_model, formula, self.dropout, update))
-            w = w.on(added.passed_on)
+            w = w.on(added.out)
             if (name := sub.norm_name("out")) is not None:
                 w = w.on((yield from self.steps_of(name, w, sizes=self._sizes)))
 

@@ -57,15 +57,18 @@ class CrossAttention(Part):
         k, v = Value("keys of the source", elements(kept)), Value("values of the source", elements(kept))
         note, formula = "The same numbers, seen head by head.", "(B, T, H*d_head) -> (B, H, T, d_head)"
         op, axes = "split q into heads", (B, H, T, D)
-        yield Step(":q_heads", op, axes, formula=formula, note=note, dtype=q.dtype, stored=False)
+        yield Step(":q_heads", op, axes, formula=formula, note=note, dtype=q.dtype, stored=False, out=q)
         if w.past == 0:
             source, sizes = replace(w, lead=(B, S), x=w.beside), {"d_in": d, "d_out": H_kv * D}
             k = yield from self.steps_of("k", source, "W_K", "What each source token answers to.", sizes)
             v = yield from self.steps_of("v", source, "W_V", "What each source token hands over.", sizes)
-            for name in "kv":
+            for name, out in (("k", k), ("v", v)):
                 formula = "(B, T_src, H_kv*d_head) -> (B, H_kv, T_src, d_head)"
                 op = f"split {name} into heads"
-                yield Step(f":{name}_heads", op, kept, formula=formula, note=note, dtype=k.dtype, stored=False)
+                row = Step(
+                    f":{name}_heads", op, kept, formula=formula, note=note, dtype=out.dtype, stored=False, out=out
+                )
+                yield row
         if not w.training:
             note = "Of the source: made once, kept for every later token."
             yield Step(":keys", "keys in the cache", kept, formula="of the source", note=note)

@@ -106,7 +106,7 @@ class Head(Part):
         if self.scale:
             formula, dtype = f"{self.scale:g} x", w.read(0).dtype
             yield (step := Step(":scaled", "scale", (*w.rows, width), formula=formula, note=bounds, dtype=dtype))
-            w = w.on(step.passed_on)
+            w = w.on(step.out)
         dtype = (yield from self._product_steps(w, width, rows)).dtype
         if self.softcap:
             formula, logits = f"{self.softcap:g} tanh(x / {self.softcap:g})", (*w.rows, rows)
@@ -125,7 +125,7 @@ class Head(Part):
             if self._own_bias:
                 note, op = "A stored shift per token.", "shift"
                 yield (step := Step(":shifted", op, logits, owned, formula="x + b", note=note, factors=shift))
-                out = step.passed_on
+                out = step.out
             return out
         numel = elements((*w.rows, width))
         x, table = (
@@ -146,7 +146,7 @@ class Head(Part):
             saved=w.keep(*read_by(w, w.read(numel), numel, self.width * self.rows)),
         )
         yield step
-        return step.passed_on
+        return step.out
 
     def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
         if self.transform:
@@ -247,7 +247,7 @@ class Labels(Part):
         d, inner = Dim("d_model", self.d_model), w
         if self.pool:
             yield (step := _pooled_step(w, d, self.pool))
-            inner = replace(w.on(step.passed_on), lead=(w.B,))
+            inner = replace(w.on(step.out), lead=(w.B,))
         if self.transform:
             inner = inner.on((yield from self.steps_of("transform", inner, sizes={"d_in": d, "d_out": d})))
         note, sizes = "A score for every label.", {"d_in": d, "d_out": Dim("n_labels", self.n_labels)}
@@ -303,7 +303,7 @@ class TextVector(Part):
         if self.spare and not w.training:
             yield from self.steps_of("transform", text, note="In the file; nothing reads it.", sizes=square)
         yield (step := _pooled_step(w, d, self.pool))
-        text = text.on(step.passed_on)
+        text = text.on(step.out)
         if self.transform and not self.spare:
             text = text.on((yield from self.steps_of("transform", text, sizes=square)))
         if self.normalize:
@@ -354,9 +354,9 @@ class NoHead(Part):
 def _pooled_step(w: Workload, d: Dim, pool: str) -> Step:
     formula = {"first": "x[0]", "mean": "mean of real x", "last": "last real x"}[pool]
     # One token's vector is a view of the stream.
-    out = None if pool == "mean" else w.x
-    axes, note, dtype = (w.B, d), "One vector for the text.", w.read(0).dtype
-    return Step(":pooled", f"pool: {pool}", axes, formula=formula, note=note, dtype=dtype, out=out)
+    x, axes, note = w.read(0), (w.B, d), "One vector for the text."
+    out = Value("mean", elements(axes), x.dtype) if pool == "mean" else x
+    return Step(":pooled", f"pool: {pool}", axes, formula=formula, note=note, dtype=x.dtype, out=out)
 
 
 AnyHead = Head | Labels | TextVector | NoHead

@@ -90,10 +90,9 @@ class LatentAttention(Part):
         latent = yield from self.steps_of("kv_norm", w.on(down), note=note, sizes={"d": rank})
         note, formula = "The same numbers, seen head by head.", "(B, T, H*d_head) -> (B, H, T, d_head)"
         op, axes = "split q into heads", (B, H, T, D)
-        yield Step(":q_heads", op, axes, formula=formula, note=note, dtype=q.dtype, stored=False)
+        yield Step(":q_heads", op, axes, formula=formula, note=note, dtype=q.dtype, stored=False, out=q)
         if self.position.turned:
-            yield from self._turned_steps(w, (B, H, T, D), (B, ONE, T, d_rope), (q, down))
-            q = Value("turned q", elements((B, H, T, D)), q.dtype)
+            q = yield from self._turned_steps(w, (B, H, T, D), (B, ONE, T, d_rope), (q, down))
         if not w.training:
             note = "Kept for later tokens instead of keys and values."
             for name, kept in self._kept(w).items():
@@ -118,13 +117,17 @@ class LatentAttention(Part):
         heads, drop = self.n_heads, bool(self.dropout)
         return Mixing(heads, heads, self.d_head, self.d_value, self.visibility, self.position, dropout=drop)
 
-    def _turned_steps(self, w: Workload, queries: Dims, key: Dims, read: tuple[Value, Value]) -> Iterator[Step]:
-        q, k = read
+    def _turned_steps(
+        self, w: Workload, queries: Dims, key: Dims, read: tuple[Value, Value]
+    ) -> Generator[Step, None, Value]:
+        """Rows that turn `read`, queries and the shared key; returns the turned queries."""
         note = f"Turns pairs of the last {self.d_rope} channels by the position: no parameters."
-        saved, formula = w.keep(*self.position.turning(w, q)), "[q_nope, q_rope cos + rot(q_rope) sin]"
-        yield Step(":q_rotated", "RoPE on q", queries, formula=formula, note=note, dtype=q.dtype, saved=saved)
+        saved, formula = w.keep(*self.position.turning(w, read[0])), "[q_nope, q_rope cos + rot(q_rope) sin]"
+        q, dtype = Value("turned q", elements(queries), read[0].dtype), read[0].dtype
+        yield Step(":q_rotated", "RoPE on q", queries, formula=formula, note=note, dtype=dtype, saved=saved, out=q)
         note, op, formula = "One turned key, which all heads share.", "RoPE on the shared key", "x cos + rot(x) sin"
-        yield Step(":k_rotated", op, key, formula=formula, note=note, dtype=k.dtype, saved=saved)
+        yield Step(":k_rotated", op, key, formula=formula, note=note, dtype=read[1].dtype, saved=saved)
+        return q
 
     def _query_steps(self, w: Workload, d: Dim, width: Dim) -> Generator[Step, None, Value]:
         if self.q_rank is None:

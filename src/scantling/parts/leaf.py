@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from scantling.parts.dims import Dim, Shape, elements
 from scantling.parts.part import FREE, Cost, Factor, Part, Step, Workload
-from scantling.parts.saved import Value
+from scantling.parts.saved import NARROW, Value
 from scantling.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ GAIN = "dy x / size, summed over rows"
 def read_by(w: Workload, x: Value, numel: int, weights: int) -> tuple[Value, ...]:
     """What a product keeps: `numel` elements of x; and where autocast made one, the narrow copy of the weights."""
     read = w.factor(x, numel)
-    return (read,) if w.autocast is None else (read, Value("weights as autocast reads them", weights, w.autocast))
+    return (read,) if w.autocast is None else (read, Value(NARROW, weights, w.autocast))
 
 
 @dataclass(frozen=True)

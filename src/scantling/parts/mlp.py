@@ -109,7 +109,7 @@ class GatedMLP(Part):
         hidden = Step(":hidden", op, out, formula=formula, note=note, dtype=w.joint(gate, up))
         yield replace(hidden, saved=w.keep(*self._saved(gate, up, elements(out))))
         narrower = {"d_in": d_ff, "d_out": d}
-        yield from self.steps_of("down", w.on(hidden.passed_on), "down", "Back to the stream's width.", narrower)
+        yield from self.steps_of("down", w.on(hidden.out), "down", "Back to the stream's width.", narrower)
 
     def _saved(self, gate: Value, up: Value, numel: int) -> tuple[Value, ...]:
         if self.clamp is None:

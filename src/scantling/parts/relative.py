@@ -38,7 +38,7 @@ class RelativeBias(Position):
         sizes = {"d": Dim("H", self.n_heads), "rows": Dim("buckets", self.buckets)}
         note = "One learned shift per distance and head; all layers of the stack share them."
         for step in self.steps_of("table", distances, "bias per distance", note, sizes):
-            yield replace(step, out=w.x)
+            yield replace(step, out=w.read(0))
 
     def shift(self, w: Workload, rows: int) -> Shift:
         numel = self.n_heads * rows * w.keys

@@ -23,6 +23,10 @@ and values are kept (Korthikanti et al., arXiv:2205.05198, section 5); whole blo
 et al., arXiv:1604.06174)."""
 
 
+NARROW = "weights as autocast reads them"
+"""Name of the copies of weights that autocast makes and the backward keeps."""
+
+
 @dataclass(frozen=True, eq=False)
 class Value:
     """The storage of a tensor of one pass. It equals only itself; a view is the Value of what it views.
@@ -54,7 +58,7 @@ def flowing(steps: Iterable[Step], x: Value | None) -> Generator[Step, None, Val
     last = None
     for last in steps:
         yield last
-    return (x or Value("x", 0)) if last is None else last.passed_on
+    return (x or Value("x", 0)) if last is None else last.out
 
 
 def region(steps: Iterable[Step], kept: tuple[Value, ...]) -> Iterator[Step]:

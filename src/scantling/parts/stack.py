@@ -76,7 +76,7 @@ class Stack(Part):
             w = w.on((yield from self.steps_of("embed_norm", w, sizes=narrow)))
         if self.dropout and w.training:
             yield (step := self._dropout_step(w))
-            w = w.on(step.passed_on)
+            w = w.on(step.out)
         if self.widen:
             sizes = {"d_in": width, "d_out": Dim("d_model", self.widen.d_out)}
             note = "From the tables' width to the stream's."
@@ -103,7 +103,7 @@ class Stack(Part):
         inner = w
         for i in range(start, start + period):
             rows = [*self._block_steps(i, inner)]
-            inner = inner.on(rows[-1].passed_on if rows else inner.read(0))
+            inner = inner.on(rows[-1].out if rows else inner.read(0))
             unit += [(f"blocks.{i}", step) for step in rows]
         equal = w.read(0).dtype == inner.read(0).dtype
         yield from (step.under(path, times if equal else 1) for path, step in unit)

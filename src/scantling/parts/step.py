@@ -31,6 +31,9 @@ class Factor(NamedTuple):
     formula: str = ""
 
 
+UNSAID = Value("unsaid", 0)
+
+
 @dataclass(frozen=True)
 class Step:
     """One row of the trace.
@@ -52,7 +55,7 @@ class Step:
         saved_bytes: of what no row before keeps; known in the rows of a whole Transformer.
         before_saving: of the products that come before the last value is kept here.
         again: computed a second time in the backward.
-        out: what is passed on, where it is not a tensor of this row's own.
+        out: the storage of what is passed on: of this row's own, where nothing else is said.
     """
 
     path: str
@@ -70,12 +73,11 @@ class Step:
     saved_bytes: int = 0
     before_saving: Cost = FREE
     again: Cost = FREE
-    out: Value | None = None
+    out: Value = UNSAID
 
-    @property
-    def passed_on(self) -> Value:
-        """The storage of what the next part reads."""
-        return self.out or Value(self.op, self.numel, self.dtype)
+    def __post_init__(self) -> None:
+        if self.out is UNSAID:
+            object.__setattr__(self, "out", Value(self.op, self.numel, self.dtype))
 
     @property
     def shape(self) -> Shape:

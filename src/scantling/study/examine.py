@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 
 from scantling.cards.schema import Card, Latent
 from scantling.numbers.count import count
 from scantling.numbers.flops import BACKWARD, flops
 from scantling.numbers.memory import memory
+from scantling.numbers.training import Recipe, state_lines, training_memory
 from scantling.parts.attention import Attention
 from scantling.parts.latent import LatentAttention
 from scantling.parts.mlp import MLP, GatedMLP
@@ -25,21 +25,9 @@ ZERO = "Rajbhandari et al. (ZeRO), arXiv:1910.02054, section 3.1"
 VLLM = "Kwon et al. (vLLM), arXiv:2309.06180, section 3"
 GQA = "Ainslie et al., arXiv:2305.13245"
 
-TRAINING_16: Mapping[str, int] = {
-    "weights, bfloat16": 2,
-    "gradients, bfloat16": 2,
-    "main copy of the weights, float32": 4,
-    "first moments, float32": 4,
-    "second moments, float32": 4,
-}
-"""Bytes per parameter of mixed-precision Adam (ZeRO, arXiv:1910.02054, section 3.1: 2 + 2 + 12)."""
-TRAINING_18: Mapping[str, int] = {
-    "weights, bfloat16": 2,
-    "gradients, float32": 4,
-    "main copy of the weights, float32": 4,
-    "first moments, float32": 4,
-    "second moments, float32": 4,
-}
+ADAM_16 = Recipe("bf16-master")
+"""16 bytes per parameter: 2 + 2 of weights and gradients, 4 of the master copy, 8 of moments (ZeRO, section 3.1)."""
+ADAM_18 = Recipe("bf16-master", main_gradients=True)
 """The same with gradients that are kept and added up in float32."""
 
 
@@ -179,20 +167,11 @@ def _memory(model: Transformer, w: Workload, dtype: str) -> Iterator[Formula]:
     terms = {"KV cache": kept.kv, "stored besides, trained by no gradient": kept.weights - size * model.params}
     assumes = "nothing but weights is in memory"
     yield formula("memory", f"{size} bytes per parameter, inference", exact, terms, assumes, ZERO)
-    for name, bytes_of in (("16", TRAINING_16), ("18", TRAINING_18)):
-        items = training_states(model, bytes_of)
-        exact = (sum(items.values()), "bytes of training states: " + ", ".join(bytes_of))
-        each = sum(bytes_of.values())
-        terms = {"numbers that no gradient trains have weights only": exact[0] - each * model.params}
+    for each, recipe in ((16, ADAM_16), (18, ADAM_18)):
+        lines = state_lines(training_memory(model, Workload(), recipe), recipe)
+        exact = (sum(lines.values()), "bytes of training states: " + ", ".join(lines))
+        counts = lines["counts of updates"]
+        untrained = exact[0] - counts - each * model.params
+        terms = {"numbers that no gradient trains have weights only": untrained, "counts of updates": counts}
         assumes = "Adam in mixed precision, everything trained, nothing sharded; activations come on top"
-        yield formula("memory", f"{name} bytes per parameter, training", exact, terms, assumes, ZERO)
-
-
-def training_states(model: Transformer, bytes_of: Mapping[str, int]) -> dict[str, int]:
-    """Bytes of each item of the training states: weights for all that is stored, the rest for what is trained."""
-    computed = sum(
-        math.prod(shape) for _, part, _ in model.walk() if part.computed for shape in part.weights().values()
-    )
-    buffers = sum(math.prod(shape) for shape in model.named_buffers.values())
-    trained, held = model.params - computed, model.params + buffers
-    return {item: size * (held if item.startswith("weights") else trained) for item, size in bytes_of.items()}
+        yield formula("memory", f"{each} bytes per parameter, training", exact, terms, assumes, ZERO)
