@@ -28,6 +28,9 @@ _EXTRA_OF = {
     "jinja2": "text",
     "gguf": "gguf",
     "huggingface_hub": "hub",
+    "llguidance": "guide",
+    "pyarrow": "data",
+    "datasets": "data",
 }
 
 

@@ -63,8 +63,8 @@ def test_a_step_reads_the_cache_of_the_kv_heads(capsys: pytest.CaptureFixture[st
     assert m["kv_cache_bytes"] == 8192 * 131072 == 1073741824
     cache = Cache(model.named_state(w), torch.bfloat16, "meta")
     assert cache.nbytes == 1073741824
-    assert {slot.shape[1] for slot in cache.slots.values()} == {8}
-    assert len(cache.slots) == 2 * 32
+    assert {shape[1] for shape in cache.shapes.values()} == {8}
+    assert len(cache.shapes) == 2 * 32
     read = read_per_token(model, 8191, "bfloat16") - read_per_token(model, 0, "bfloat16")
     assert read == 8191 * 131072
 

@@ -18,7 +18,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from scantling.checkpoint.gguf import read_gguf
 from scantling.errors import ScantlingInputError
 from scantling.text import folder as folder_module
-from scantling.text.stream import _BYTE_OF
+from scantling.text.stream import BYTE_OF
 from scantling.text.tokenizer import Tokenizer
 
 DATA = Path(__file__).parents[1] / "data"
@@ -44,7 +44,7 @@ CORPUS = [
     "Příliš žluťoučký kůň",
 ] * 4
 ABSENT_FROM_SMOLLM2 = {0x04, 0x06, 0x13, 0x14, 0x16, 0x1D, 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)}
-BYTE_CHARS = {byte: char for char, byte in _BYTE_OF.items()}
+BYTE_CHARS = {byte: char for char, byte in BYTE_OF.items()}
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

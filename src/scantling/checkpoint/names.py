@@ -160,7 +160,7 @@ class Halves(Transform):
     n_heads: int
 
     def load(self, theirs: Sequence[Any], shapes: Sequence[Shape]) -> list[Any]:
-        return [x.reshape(self.n_heads, -1, 2, *x.shape[1:]).transpose(1, 2).reshape(x.shape) for x in theirs]
+        return [x.reshape(self.n_heads, -1, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape) for x in theirs]
 
     def save(self, ours: Sequence[Any]) -> list[Any]:
         return [x.reshape(self.n_heads, 2, -1, *x.shape[1:]).transpose(1, 2).reshape(x.shape) for x in ours]

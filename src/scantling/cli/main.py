@@ -13,6 +13,7 @@ from scantling.errors import ScantlingError, nearest
 VERBS = {
     "card": "print a model's card as YAML",
     "cards": "list the presets",
+    "chat": "talk with a model",
     "classify": "labels of texts or of their tokens",
     "compare": "models side by side",
     "convert": "checkpoint formats",

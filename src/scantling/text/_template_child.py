@@ -1,8 +1,8 @@
 """The child process of `scantling.text.template`: renders one template, under limits, and exits.
 
 Run by path as `python -I -S _template_child.py FOLDER...`, with the folders that hold jinja2. A JSON request comes on
-standard input ({template, scope, chars, seconds}); {"text": ...} or {"error": ...} goes to standard output. A template
-that takes too long ends the process with status 1 and "Timeout" on standard error.
+standard input ({template, scopes, chars, seconds, marks}); {"texts": [...]} or {"error": ..., "number": ...} goes to
+standard output. A template that takes too long ends the process with status 1 and "Timeout" on standard error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.extend(sys.argv[1:])
 
-from jinja2 import nodes
+from jinja2 import Template, nodes
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -50,14 +50,16 @@ class PlainNamespace(Namespace):
 
 
 class GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's words for training; here it writes its body."""
+    """`{% generation %}...{% endgeneration %}` marks the assistant's words: its body stands between `marks`."""
 
     tags = {"generation"}  # noqa: RUF012
+    marks = ("", "")
 
-    def parse(self, parser: Parser) -> nodes.Node:
+    def parse(self, parser: Parser) -> list[nodes.Node]:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(line)
+        start, end = (nodes.Output([nodes.TemplateData(mark)]).set_lineno(line) for mark in self.marks)
+        return [start, nodes.Scope(body).set_lineno(line), end]
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -94,8 +96,9 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _environment() -> Sandbox:
-    sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
+def _environment(marks: tuple[str, str]) -> Sandbox:
+    tag = type("MarkedGenerationTag", (GenerationTag,), {"marks": marks})
+    sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[tag, loopcontrols])
     sandbox.filters["tojson"] = _tojson
     del sandbox.globals["lipsum"]
     sandbox.globals.update(
@@ -126,10 +129,10 @@ def _limit_resources(seconds: float) -> None:
                 raise
 
 
-def _render(source: str, scope: dict[str, Any], chars: int) -> str:
+def _render(template: Template, scope: dict[str, Any], chars: int) -> str:
     pieces: list[str] = []
     left = chars
-    for piece in _environment().from_string(source).generate(scope):
+    for piece in template.generate(scope):
         left -= len(piece)
         if left < 0:
             raise OverflowError(f"it wrote more than {chars:,} characters")
@@ -166,12 +169,17 @@ def _sentence(error: Exception) -> str:
 def main() -> None:
     """Read the request, render, write the answer."""
     request = json.load(sys.stdin.buffer)
-    _limit_resources(request["seconds"])
-    faulthandler.dump_traceback_later(request["seconds"], exit=True)
+    seconds, scopes = request["seconds"], request["scopes"]
+    _limit_resources(seconds * len(scopes))
+    answer: dict[str, Any] = {"texts": []}
     try:
-        answer = {"text": _render(request["template"], request["scope"], request["chars"])}
+        for scope in scopes:
+            faulthandler.dump_traceback_later(seconds, exit=True)
+            if not answer["texts"]:
+                template = _environment(tuple(request["marks"])).from_string(request["template"])
+            answer["texts"].append(_render(template, scope, request["chars"]))
     except Exception as error:
-        answer = {"error": _sentence(error)}
+        answer = {"error": _sentence(error), "number": len(answer["texts"])}
     faulthandler.cancel_dump_traceback_later()
     sys.stdout.buffer.write(json.dumps(answer).encode())
 

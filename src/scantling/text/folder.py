@@ -83,8 +83,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def named_id(library: Any, sources: Mapping[str, Mapping[str, Any]], field: str) -> int | None:
+def named_id(
+    library: Any, sources: Mapping[str, Mapping[str, Any]], field: str, *, required: bool = True
+) -> int | None:
     """The id of the token that `field` names in the first source that has it, or None.
+
+    Args:
+        required: a token that is named must exist; otherwise one that does not is None.
 
     Raises:
         ScantlingInputError: the field is neither text nor an object with `content`, or no such token exists.
@@ -97,6 +102,8 @@ def named_id(library: Any, sources: Mapping[str, Mapping[str, Any]], field: str)
         if not isinstance(token, str):
             raise ScantlingInputError(f"{source}: {field} is {value!r}, neither text nor an object with content")
         found = library.token_to_id(token)
+        if found is None and not required:
+            return None
         if found is None:
             raise ScantlingInputError(f"{source}: {field} is {token!r}, which tokenizer.json does not have")
         return int(found)

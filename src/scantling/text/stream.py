@@ -33,7 +33,8 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in shown} | {chr(256 + place): byte for place, byte in enumerate(hidden)}
 
 
-_BYTE_OF = _byte_alphabet()
+BYTE_OF = _byte_alphabet()
+"""The byte that each character of a byte-level vocabulary stands for."""
 
 
 class _Stage(Protocol):
@@ -52,7 +53,7 @@ class _ByteLevel:
     def push(self, piece: str) -> str:
         if piece not in self._added:
             try:
-                return self._utf8.decode(bytes([_BYTE_OF[char] for char in piece]))
+                return self._utf8.decode(bytes([BYTE_OF[char] for char in piece]))
             except KeyError:
                 pass
         return self._utf8.decode(piece.encode())

@@ -8,7 +8,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from scantling.errors import ScantlingError, ScantlingInputError, need
 
@@ -57,26 +59,86 @@ def render(
             reaches out of the sandbox, fails, or wants too much time, memory or text.
         MissingExtra: jinja2 is not installed.
     """
-    _check_source(template)
-    _check_messages(messages)
-    if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
-        raise ScantlingInputError("tools must be a list of JSON objects")
-    names = dict(variables or {})
-    _check_names(names)
-    scope = {
-        "documents": None,
-        **names,
-        "messages": [{key: value for key, value in message.items() if value is not None} for message in messages],
-        "tools": tools,
-        "add_generation_prompt": add_generation_prompt,
-        "bos_token": bos_token,
-        "eos_token": eos_token,
-    }
-    request = _encode({"template": template, "scope": scope, "chars": max_chars, "seconds": seconds})
-    answer = _run_child(request, seconds)
+    talk = Talk(messages, add_generation_prompt, bos_token, eos_token, tools, variables or {})
+    answer = _answer(template, [talk], max_chars, seconds)
     if "error" in answer:
         raise ScantlingInputError(f"the chat template {answer['error']}")
-    return answer["text"]
+    text: str = answer["texts"][0]
+    return text
+
+
+@dataclass(frozen=True)
+class Talk:
+    """One conversation to be rendered; the fields are those of `render`."""
+
+    messages: Sequence[Mapping[str, object]]
+    add_generation_prompt: bool = True
+    bos_token: str = ""
+    eos_token: str = ""
+    tools: Sequence[Mapping[str, object]] | None = None
+    variables: Mapping[str, object] = field(default_factory=dict)
+
+
+class BadTalk(ScantlingInputError):
+    """One of several conversations cannot be rendered: `number` says which."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+def render_many(
+    template: str, talks: Sequence[Talk], *, marks: tuple[str, str] = ("", ""), seconds: float = WALL_SECONDS
+) -> list[str]:
+    """Render many conversations with one template, in one child process.
+
+    Args:
+        marks: text that is written before and after what the tag `generation` holds.
+        seconds: for each conversation.
+
+    Raises:
+        BadTalk: as for `render`.
+    """
+    if not talks:
+        return []
+    answer = _answer(template, talks, MAX_CHARS, seconds, marks)
+    if "error" in answer:
+        raise BadTalk(f"the chat template {answer['error']}", answer["number"])
+    texts: list[str] = answer["texts"]
+    return texts
+
+
+def _answer(
+    template: str, talks: Sequence[Talk], max_chars: int, seconds: float, marks: tuple[str, str] = ("", "")
+) -> dict[str, Any]:
+    """What the child says."""
+    _check_source(template)
+    scopes = []
+    for number, talk in enumerate(talks):
+        try:
+            scopes.append(_scope(talk))
+        except ScantlingInputError as error:
+            raise BadTalk(str(error), number) from None
+    request = {"template": template, "scopes": scopes, "chars": max_chars, "seconds": seconds, "marks": marks}
+    return {"number": 0, **_run_child(_encode(request), seconds, seconds * len(talks))}
+
+
+def _scope(talk: Talk) -> dict[str, Any]:
+    """The names that a template sees."""
+    _check_messages(talk.messages)
+    if talk.tools is not None and not all(isinstance(tool, Mapping) for tool in talk.tools):
+        raise ScantlingInputError("tools must be a list of JSON objects")
+    names = dict(talk.variables)
+    _check_names(names)
+    return {
+        "documents": None,
+        **names,
+        "messages": [{key: value for key, value in message.items() if value is not None} for message in talk.messages],
+        "tools": talk.tools,
+        "add_generation_prompt": talk.add_generation_prompt,
+        "bos_token": talk.bos_token,
+        "eos_token": talk.eos_token,
+    }
 
 
 def _check_source(template: str) -> None:
@@ -133,7 +195,7 @@ def _encode(request: Mapping[str, object]) -> bytes:
         raise ScantlingInputError(f"what a template is given must be plain JSON: {error}") from None
 
 
-def _run_child(request: bytes, seconds: float) -> dict[str, str]:
+def _run_child(request: bytes, seconds: float, total: float) -> dict[str, Any]:
     need("jinja2", "render a chat template")
     if not sys.executable:
         raise ScantlingError("this Python does not know its own executable, so no child process can render a template")
@@ -143,12 +205,12 @@ def _run_child(request: bytes, seconds: float) -> dict[str, str]:
     late = f"did not finish within {seconds:g} seconds"
     try:
         done = subprocess.run(
-            command, input=request, capture_output=True, timeout=_START_SECONDS + seconds, env=kept, check=False
+            command, input=request, capture_output=True, timeout=_START_SECONDS + total, env=kept, check=False
         )
     except subprocess.TimeoutExpired:
         return {"error": late}
     if done.returncode == 0:
-        answer: dict[str, str] = json.loads(done.stdout)
+        answer: dict[str, Any] = json.loads(done.stdout)
         return answer
     if b"Timeout (" in done.stderr:
         return {"error": late}

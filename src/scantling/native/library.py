@@ -1,0 +1,158 @@
+"""The compiled pass: built from its source on first use, kept in a cache folder, reached through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from scantling.errors import ScantlingInputError
+
+SOURCE = Path(__file__).with_name("pass.cpp")
+FLAGS = ("-std=c++20", "-O3", "-fno-math-errno", "-shared", "-fPIC", "-pthread", "-w")
+COMPILERS = ("c++", "g++", "clang++")
+
+_int, _float, _pointer = ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
+
+
+class Matrix(ctypes.Structure):
+    """`Matrix` of pass.cpp."""
+
+    _fields_ = (
+        ("kind", _int),
+        ("n", _int),
+        ("k", _int),
+        ("pad", _int),
+        ("data", _pointer),
+        ("bias", _pointer),
+    )
+
+
+class Layer(ctypes.Structure):
+    """`Layer` of pass.cpp."""
+
+    _fields_ = (
+        *((name, Matrix) for name in ("qkv", "o", "up", "down")),
+        *((name, _pointer) for name in ("attn_norm", "mlp_norm", "q_norm", "k_norm", "cos", "sin")),
+        ("window", _int),
+        ("pad", _int),
+        ("keys", _pointer),
+        ("values", _pointer),
+    )
+
+
+class Program(ctypes.Structure):
+    """`Program` of pass.cpp."""
+
+    _fields_ = (
+        *(
+            (name, _int)
+            for name in (
+                *("d", "heads", "kv_heads", "head", "turned", "d_ff", "gated", "act"),
+                *("layers", "vocab", "slots", "capacity", "threads", "quantised"),
+            )
+        ),
+        *(
+            (name, _float)
+            for name in (*("eps", "qk_eps", "scale", "softcap", "logit_softcap", "embed_scale", "logit_scale", "pad"),)
+        ),
+        ("layer", _pointer),
+        ("table", Matrix),
+        ("out", Matrix),
+        ("final_norm", _pointer),
+        ("logits", _pointer),
+        ("pool", _pointer),
+        ("scratch", _pointer),
+    )
+
+
+def cache_folder() -> Path:
+    """Where compiled passes and packed weights are kept: $SCANTLING_CACHE, or scantling in the user's cache folder."""
+    own = os.environ.get("SCANTLING_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scantling"
+
+
+def compiler() -> str | None:
+    """The C++ compiler: $CXX, or the first one found."""
+    named = os.environ.get("CXX")
+    return shutil.which(named) if named else next(filter(None, map(shutil.which, COMPILERS)), None)
+
+
+def missing() -> str | None:
+    """Why nothing can be compiled here; None where it can."""
+    if platform.system() not in ("Linux", "Darwin"):
+        return f"the compiled pass is not made for {platform.system()}"
+    return None if compiler() else "no C++ compiler was found (g++ or clang++, or $CXX)"
+
+
+@cache
+def library(march: str = "native") -> Any:
+    """The compiled pass for this processor, or for the one that `march` names.
+
+    Raises:
+        ScantlingInputError: there is no compiler, or it refuses the source.
+    """
+    why, found = missing(), compiler()
+    if why or found is None:
+        raise ScantlingInputError(f"{why}; without it everything runs through PyTorch, slower")
+    target = _target(found, march)
+    if not target.exists():
+        _compile(found, march, target)
+    loaded = ctypes.CDLL(str(target))
+    for name, result, given in (
+        ("sc_arena", _pointer, [ctypes.c_size_t]),
+        ("sc_free", None, [_pointer]),
+        ("sc_tile_bytes", ctypes.c_long, [ctypes.c_int]),
+        ("sc_scratch", ctypes.c_long, [ctypes.c_long]),
+        ("sc_start", None, [_pointer, _pointer, ctypes.c_long]),
+        ("sc_stop", None, [_pointer]),
+        ("sc_pass", None, [_pointer, ctypes.c_int, *[_pointer] * 5]),
+    ):
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, given
+    sizes = [loaded.sc_sizes(i) for i in range(3)]
+    assert sizes == [ctypes.sizeof(kind) for kind in (Program, Layer, Matrix)], "pass.cpp and library.py disagree"
+    return loaded
+
+
+def _target(found: str, march: str) -> Path:
+    """A file whose name tells the source, the compiler, the flags and the processor apart."""
+    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+    told = [SOURCE.read_text(), version, *FLAGS, march, _processor() if march == "native" else ""]
+    key = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
+    return cache_folder() / "native" / f"pass-{key}.so"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+
+
+def _compile(found: str, march: str, target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            made = Path(folder) / target.name
+            flags = [*FLAGS, f"-march={march}"] if march != "native" or platform.machine() != "arm64" else list(FLAGS)
+            done = subprocess.run(
+                [found, *flags, "-o", str(made), str(SOURCE)], capture_output=True, text=True, check=False
+            )
+            if done.returncode:
+                first = next((line for line in done.stderr.splitlines() if "error" in line), "no message")
+                raise ScantlingInputError(f"{found} does not compile the pass: {first}")
+            # Renamed when it is whole: another process may be about to load it.
+            made.replace(target)
+    except OSError as error:
+        raise ScantlingInputError(f"the compiled pass cannot be kept in {target.parent}: {error}") from None

@@ -1,0 +1,333 @@
+"""The compiled pass gives what PyTorch gives, whatever it is compiled for, however wide the weights are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.test_laws import strong
+
+import scantling as sc
+from scantling.cards.read import from_dict
+from scantling.native import library
+from scantling.native.decoder import Decoder
+from scantling.native.packed import Packed
+from scantling.native.program import outline
+from scantling.native.tiles import Stored, pack, quantise
+from scantling.native.weights import OfGGUF, OfNet, as_asked
+
+BASE: dict[str, Any] = {
+    "name": "small",
+    "family": "decoder",
+    "n_layers": 3,
+    "d_model": 48,
+    "vocab_size": 70,
+    "context": 64,
+    "attention": {"kind": "multi_head", "n_heads": 4, "n_kv_heads": 2, "d_head": 16},
+    "position": {"kind": "rope", "theta": 10000.0},
+    "norm": {"kind": "rmsnorm", "eps": 1e-5},
+    "mlp": {"kind": "gated", "act": "silu", "d_ff": 80},
+    "tied": False,
+}
+ATTENTION = BASE["attention"]
+CHANGES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "tied": {"tied": True},
+    "one kv head": {"attention": ATTENTION | {"n_kv_heads": 1}},
+    "as many kv heads": {"attention": ATTENTION | {"n_kv_heads": 4}},
+    "wide heads": {"attention": ATTENTION | {"d_head": 48}},
+    "window": {"attention": ATTENTION | {"window": 5}},
+    "windows by turns": {"pattern": [{"attention": {"window": 20}}, {}]},
+    "layers without positions": {"pattern": [{}, {"position": {"kind": "none"}}]},
+    "biases": {"attention": ATTENTION | {"bias": ["q", "k", "v", "o"]}, "mlp": BASE["mlp"] | {"bias": True}},
+    "qk-norm": {"attention": ATTENTION | {"qk_norm": {"kind": "rmsnorm", "eps": 1e-6}}},
+    "neighbours turned": {"position": {"kind": "rope", "theta": 500.0, "interleaved": True}},
+    "neighbours turned, normed, in part": {
+        "position": {"kind": "rope", "theta": 500.0, "interleaved": True, "d_rotary": 8},
+        "attention": ATTENTION | {"qk_norm": {"kind": "rmsnorm", "eps": 1e-6}, "bias": ["q", "k"]},
+    },
+    "half of a head turned": {"position": {"kind": "rope", "theta": 10000.0, "d_rotary": 8}},
+    "yarn": {
+        "position": {
+            "kind": "rope",
+            "theta": 10000.0,
+            "scaling": {"kind": "yarn", "factor": 4.0, "trained_length": 16},
+        }
+    },
+    "caps": {"attention": ATTENTION | {"softcap": 2.0}, "head": {"kind": "lm", "softcap": 3.0}},
+    "scales": {
+        "embedding": {"scale": 6.9},
+        "head": {"kind": "lm", "scale": 0.3},
+        "attention": ATTENTION | {"scale": 0.1},
+    },
+    "one plus the gain": {"norm": {"kind": "rmsnorm", "eps": 1e-6, "plus_one": True}},
+    "padded vocabulary": {"embedding": {"vocab_multiple": 48}},
+    **{
+        f"gated, {act}": {"mlp": {"kind": "gated", "act": act, "d_ff": 80}}
+        for act in ("gelu", "gelu_tanh", "relu", "relu2", "quick_gelu")
+    },
+    "plain": {"mlp": {"kind": "plain", "act": "gelu", "d_ff": 112, "bias": True}},
+}
+CARDS = {name: from_dict({**BASE, **changes}, name) for name, changes in CHANGES.items()}
+CLOSE = {"atol": 3e-5, "rtol": 1e-4}
+
+pytestmark = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))
+
+
+def decoder(card: sc.Card, net: Any, width: str = "stored", march: str = "native", **options: Any) -> Decoder:
+    found = outline(sc.assemble(card))
+    assert not isinstance(found, str), found
+    return Decoder(Packed(found, OfNet(net.state_dict(), width), march=march), capacity=card.context, **options)
+
+
+def ids_of(card: sc.Card, tokens: int, seed: int = 0) -> list[int]:
+    draw = torch.Generator().manual_seed(seed)
+    return [int(i) for i in torch.randint(0, card.vocab_size, (tokens,), generator=draw)]
+
+
+def wanted_logits(net: Any, ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = net(torch.tensor([ids]))[0].float()
+    return logits
+
+
+def all_logits(native: Decoder, ids: list[int], cuts: tuple[int, ...], slot: int = 0) -> torch.Tensor:
+    found = []
+    for start, end in zip((0, *cuts), (*cuts, len(ids)), strict=True):
+        rows = end - start
+        best = native.run(ids[start:end], [slot] * rows, range(start, end), [True] * rows)
+        logits = torch.tensor(native.logits[:rows].copy())
+        found.append(logits)
+        vocab = native.packed.outline.head.vocab_size
+        assert best == logits[:, :vocab].argmax(-1).tolist()
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_logits_are_those_of_pytorch(name: str) -> None:
+    """30 positions in passes of 1, 2, 4, 7 and 16 rows, so that all products run."""
+    card = CARDS[name]
+    net, ids = strong(card), ids_of(card, 30)
+    found = all_logits(decoder(card, net), ids, (1, 3, 7, 14))
+    torch.testing.assert_close(found[:, : card.vocab_size], wanted_logits(net, ids), **CLOSE)
+
+
+@pytest.mark.parametrize("march", ["x86-64", "x86-64-v3"])
+def test_other_processors(march: str) -> None:
+    card = CARDS["biases"]
+    net, ids = strong(card), ids_of(card, 20)
+    for width in ("stored", "bf16", "q8_0", "q4_1"):
+        one, two = (all_logits(decoder(card, net, width, march=m), ids, (5,)) for m in ("native", march))
+        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
+
+
+def quantised_net(card: sc.Card, width: str) -> tuple[Any, Any]:
+    """A net, and the same with every matrix as `width` rounds it."""
+    quants = pytest.importorskip("gguf.quants")
+    net, rounded = strong(card), strong(card)
+    for tensor in rounded.state_dict().values():
+        if tensor.dim() != 2:
+            continue
+        if width == "bf16":
+            tensor.copy_(tensor.bfloat16().float())
+        else:
+            kind = quants.GGMLQuantizationType[width.upper()]
+            tensor.copy_(torch.tensor(quants.dequantize(quants.quantize(tensor.numpy(), kind), kind)))
+    return net, rounded
+
+
+@pytest.mark.parametrize("width", ["bf16", "q8_0", "q4_0", "q4_1"])
+def test_packed_weights_are_read_exactly(width: str) -> None:
+    """Sizes that divide by 32, as block formats need."""
+    sizes = {"d_model": 64, "vocab_size": 96, "mlp": BASE["mlp"] | {"d_ff": 96}, "tied": True}
+    card = from_dict({**BASE, **sizes}, "blocks")
+    net, rounded = quantised_net(card, width)
+    ids = ids_of(card, 24)
+    found = all_logits(decoder(card, net, width), ids, (1, 3, 7))
+    torch.testing.assert_close(found, wanted_logits(rounded, ids), **CLOSE)
+
+
+@pytest.mark.skipif(library.missing() is not None or not library.library().sc_integer_dot(), reason="no VNNI")
+@pytest.mark.parametrize("width", ["q8_0", "q4_1"])
+def test_activations_of_8_bits_are_near(width: str) -> None:
+    """As far from exact as 8 bits are: in the fast mode alone, and by less than the step of 1/127 suggests."""
+    sizes = {"d_model": 64, "vocab_size": 96, "mlp": BASE["mlp"] | {"d_ff": 96}}
+    card = from_dict({**BASE, **sizes}, "blocks")
+    net, rounded = quantised_net(card, width)
+    ids = ids_of(card, 24)
+    wanted = wanted_logits(rounded, ids)
+    found = all_logits(decoder(card, net, width, quantised=True), ids, (1, 3, 7))
+    error = (found - wanted).norm() / wanted.norm()
+    assert 1e-4 < error < 0.03
+
+
+def test_rows_of_several_sequences_share_a_pass() -> None:
+    """What else is in the pass changes no bit of a row: the same tokens alone, beside others, and in other slots."""
+    card = CARDS["window"]
+    net = strong(card)
+    native = decoder(card, net, slots=3)
+    texts = [ids_of(card, n, seed) for seed, n in enumerate((9, 12, 7))]
+    alone = [all_logits(native, ids, tuple(range(1, len(ids))), slot) for slot, ids in enumerate(texts)]
+    again = decoder(card, net, slots=3)
+    found: list[list[Any]] = [[], [], []]
+    for position in range(12):
+        live = [slot for slot in (2, 0, 1) if position < len(texts[slot])]
+        again.run([texts[s][position] for s in live], live, [position] * len(live), [True] * len(live))
+        for row, slot in enumerate(live):
+            found[slot].append(again.logits[row].copy())
+    for slot in range(3):
+        assert np.array_equal(np.stack(found[slot]), alone[slot].numpy())
+
+
+@pytest.mark.parametrize("threads", [1, 3, 5])
+def test_the_number_of_threads_changes_no_bit(threads: int) -> None:
+    card = CARDS["llama"]
+    net, ids = strong(card), ids_of(card, 20)
+    one, many = (all_logits(decoder(card, net, threads=n), ids, (4, 5)) for n in (2, threads))
+    assert torch.equal(one, many)
+
+
+def test_rounding_to_bfloat16_is_that_of_torch() -> None:
+    values = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)) * 10
+    values[0, :4] = torch.tensor([1.00390625, 1.01171875, 0.0, -1e-40])
+    bits = as_asked(values.numpy(), "bf16").data
+    assert np.array_equal(bits.view(np.int16), values.bfloat16().view(torch.int16).numpy())
+
+
+def test_a_table_reads_its_rows_back() -> None:
+    """Row by row, through the tiles, in every kind: the embeddings of a model without layers' influence."""
+    quants = pytest.importorskip("gguf.quants")
+    values = np.random.default_rng(0).normal(size=(32, 64)).astype(np.float32)
+    for kind in ("Q4_0", "Q4_1", "Q8_0"):
+        stored = quantise(values, kind)
+        tiles = pack(stored)
+        assert tiles.size == {"Q8_0": 544}.get(kind, 320) * 2 * 2
+        first = quants.dequantize(stored.data, quants.GGMLQuantizationType[kind])
+        again = pack(Stored(kind, stored.data[::-1], 64))
+        assert not np.array_equal(tiles, again)
+        assert first.shape == (32, 64)
+
+
+def test_real_weights_keep_their_blocks(smollm: Any) -> None:
+    """SmolLM2 as it is shipped: logits of a real text against PyTorch on the same values in float32."""
+    from scantling.checkpoint.families.gguf import architecture
+    from scantling.checkpoint.find import default_model
+    from scantling.checkpoint.gguf import read_gguf
+
+    header = read_gguf(default_model())
+    found = outline(smollm.parts)
+    assert not isinstance(found, str)
+    rows = tuple(architecture(header.metadata, "file").rows(smollm.card))
+    native = Decoder(Packed(found, OfGGUF(header, rows, smollm.parts.named_weights)), capacity=64)
+    ids = smollm.tokenizer.encode("The three primary colours are red, yellow and blue, and the rest is mixed of them.")
+    wanted = smollm.logits(ids)[0]
+    logits = all_logits(native, ids, (1, 9))
+    torch.testing.assert_close(logits, wanted, atol=2e-4, rtol=1e-4)
+    assert native.packed.nbytes < 113_000_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm": {"kind": "layernorm", "eps": 1e-5}}, "it ends in an RMSNorm"),
+        ({"norm": {"kind": "rmsnorm", "eps": 1e-5, "at": ["in", "res"]}}, "each sublayer has one RMSNorm before it"),
+        ({"position": {"kind": "learned"}}, "begin with the token table alone"),
+        ({"attention": ATTENTION | {"d_head": 24}}, "d_head is a multiple of 16"),
+        ({"mlp": {"kind": "moe", "n_experts": 2, "top_k": 1, "expert": BASE["mlp"]}}, "it has no MoE"),
+        ({"residual": {"parallel": True}}, "one after the other"),
+    ],
+)
+def test_what_it_cannot_run_is_said(changes: dict[str, Any], message: str) -> None:
+    found = outline(sc.assemble(from_dict({**BASE, **changes}, "other")))
+    assert isinstance(found, str)
+    assert message in found
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (([70], [0], [0]), "token id 70 is outside 0 to 69"),
+        (([1], [1], [0]), "slot 1 is outside 0 to 0"),
+        (([1], [0], [-1]), "position -1 is outside 0 to 63"),
+        (([1] * 33, [0] * 33, range(33)), "1 to 32 rows, and 33 are given"),
+        (([], [], []), "1 to 32 rows, and 0 are given"),
+    ],
+)
+def test_nothing_out_of_range_is_run(given: Any, message: str) -> None:
+    card = CARDS["llama"]
+    native = decoder(card, strong(card))
+    with pytest.raises(sc.ScantlingInputError, match=message):
+        native.run(*given, [True] * len(given[0]))
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no C++ compiler" in str(library.missing())
+    with pytest.raises(sc.ScantlingInputError, match="everything runs through PyTorch, slower"):
+        library.library.__wrapped__()
+
+
+class TestKept:
+    """Packed weights in the cache folder."""
+
+    @pytest.fixture
+    def made(self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+        """A GGUF file, and a way to start its decoder that counts how often weights are packed."""
+        from scantling.checkpoint.families.gguf import architecture
+        from scantling.checkpoint.gguf import read_gguf
+        from scantling.checkpoint.gguf_write import write_gguf
+        from scantling.native import packed as module
+
+        monkeypatch.setenv("SCANTLING_CACHE", str(tmp_path / "cache"))
+        card = CARDS["tied"]
+        lm = sc.new(card, seed=4)
+        path = tmp_path / "model.gguf"
+        write_gguf(lm, path)
+        counted: list[int] = []
+        monkeypatch.setattr(module, "pack", lambda stored: counted.append(1) or pack(stored))
+
+        def start() -> tuple[Any, int]:
+            header = read_gguf(path)
+            rows = tuple(architecture(header.metadata, "file").rows(card))
+            counted.clear()
+            found = outline(lm.parts)
+            assert not isinstance(found, str)
+            weights = OfGGUF(header, rows, lm.parts.named_weights)
+            native = Decoder(Packed(found, weights, keep=True), capacity=32)
+            return all_logits(native, list(range(20)), (7,)), len(counted)
+
+        return start, tmp_path / "cache" / "native"
+
+    def test_a_second_start_packs_nothing(self, made: Any) -> None:
+        start, _ = made
+        first, packed = start()
+        second, again = start()
+        assert packed > 0
+        assert again == 0
+        assert torch.equal(first, second)
+
+    def test_a_damaged_file_is_packed_again(self, made: Any) -> None:
+        start, folder = made
+        first, packed = start()
+        (file,) = folder.glob("tiles-*")
+        data = bytearray(file.read_bytes())
+        data[1000] ^= 1
+        file.write_bytes(data)
+        second, again = start()
+        assert again == packed
+        assert torch.equal(first, second)
+        file.write_bytes(data[:-100])
+        assert start()[1] == packed
+        assert start()[1] == 0
+
+    def test_a_folder_that_cannot_be_written_to_is_no_fault(self, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        start, folder = made
+        library.library()
+        folder.parent.mkdir(exist_ok=True)
+        (folder.parent / "file").write_text("")
+        from scantling.native import kept
+
+        monkeypatch.setattr(kept, "cache_folder", lambda: folder.parent / "file")
+        assert start()[1] == start()[1] > 0
