@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow lint types bench docs clean
+.PHONY: demo test slow lint types bench bench-memory docs clean
 
 demo: $(READY)
 	$(BIN)/scantling count smollm2-135m
@@ -32,6 +32,9 @@ docs: $(READY)
 bench: $(READY)
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/decode.py
+
+bench-memory: $(READY)
+	$(BIN)/python bench/memory.py --write
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'

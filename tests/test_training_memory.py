@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -290,3 +294,17 @@ def test_the_lines_add_up() -> None:
             assert sum(state_lines(m, recipe).values()) == m.states
             assert m.total == m.states + m.activations
             assert DTYPE_BYTES[recipe.formats.weights] * held(sc.assemble(CARDS[name])) == m.weights
+
+
+@pytest.mark.slow
+def test_a_real_process_stands_as_high_as_predicted() -> None:
+    """A step of 2 GiB in a process of its own, its high-water mark above its baseline: within 5 %."""
+    shape = {"model": "smollm2-135m", "batch": 1, "tokens": 96, "precision": "fp32", "optimizer": "adamw"}
+    driver = Path(__file__).parent.parent / "bench" / "memory.py"
+    quiet = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    run = [sys.executable, str(driver), "--child", json.dumps(shape)]
+    real = int(subprocess.run(run, env=os.environ | quiet, capture_output=True, text=True, check=True).stdout)
+    model, recipe, w = sc.assemble(sc.card("smollm2-135m")), Recipe("fp32"), Workload(1, 96, training=True)
+    peak = max(training_peak(model, w, recipe, training_memory(model, w, recipe)).values())
+    assert peak > 2 * 2**30
+    assert real == pytest.approx(peak, rel=0.05)

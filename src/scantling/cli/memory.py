@@ -14,7 +14,7 @@ from scantling.cards.rules import position_limit
 from scantling.checkpoint.find import card_of
 from scantling.cli import show
 from scantling.numbers.fit import Fit, fit
-from scantling.numbers.memory import memory
+from scantling.numbers.memory import computing, memory
 from scantling.numbers.optimizers import OPTIMIZERS
 from scantling.numbers.peak import training_peak
 from scantling.numbers.training import PRECISIONS, Recipe, TrainingMemory, asked, state_lines, training_memory
@@ -153,20 +153,12 @@ def _inference(
         (f"working space while {reads} is read (a model of it)", m.working),
         ("weights, cache and working space", m.peak),
         ("one position of one row in the cache", m.kv_per_token),
-        (f"scores of one layer, {_computing(weights)}, if a kernel stores them", m.scores),
+        (f"scores of one layer, {computing(weights)}, if a kernel stores them", m.scores),
     ]
     _lines(rows)
     if found is not None:
         _say_fit(found, w, f"the weights take {bytes_text(m.weights)}")
     return found
-
-
-def _computing(kind: str) -> str:
-    """Of activations: the weights' dtype, or bfloat16 beside blocks."""
-    from scantling.numbers.memory import COMPUTING
-    from scantling.units import DTYPE_BYTES
-
-    return kind if kind in DTYPE_BYTES else COMPUTING
 
 
 def _training(card: Card, w: Workload, recipe: Recipe, room: int | None, as_json: bool) -> Fit | None:

@@ -55,7 +55,7 @@ def memory(model: Transformer, w: Workload, dtype: str, cache_dtype: str, page: 
     Raises:
         ScantlingInputError: a row of the cache is no whole number of blocks.
     """
-    computing = dtype if dtype in DTYPE_BYTES else COMPUTING
+    runs_in = computing(dtype)
     # What an encoder-decoder keeps of its source does not grow with the target.
     one, two = (cache_bytes(model, Workload(tokens=tokens, source=1), cache_dtype) for tokens in (1, 2))
     return Memory(
@@ -63,13 +63,16 @@ def memory(model: Transformer, w: Workload, dtype: str, cache_dtype: str, page: 
         kv_per_token=two - one,
         kv=cache_bytes(model, _paged(w, page), cache_dtype),
         logits=logits_of(model, w) * DTYPE_BYTES["float32"],
-        scores=largest_scores(model, w) * DTYPE_BYTES[computing],
-        working=working_space(model, replace(w, last_only=model.decoder is not None), computing),
+        scores=largest_scores(model, w) * DTYPE_BYTES[runs_in],
+        working=working_space(model, replace(w, last_only=model.decoder is not None), runs_in),
     )
 
 
-COMPUTING = "bfloat16"
-"""Of activations where weights are in blocks: these compute nothing."""
+def computing(kind: str) -> str:
+    """The dtype of activations beside weights of that kind: bfloat16 where the weights' own computes nothing."""
+    return kind if kind in ("float64", "float32", "float16", "bfloat16") else "bfloat16"
+
+
 _WIDE_ROLES = ("norm", "router", "position", "types")
 """What stays float32 beside quantised matrices, as llama.cpp keeps it."""
 

@@ -51,7 +51,7 @@ def training_peak(model: Transformer, w: Workload, recipe: Recipe, memory: Train
     w, weights, formats = asked(w, recipe), trained(model), recipe.formats
     base = memory.weights + memory.master + sum(memory.optimizer.values())
     summed = sum(memory.gradients.values())
-    narrow = sum(weight.numel for weight in weights) * DTYPE_BYTES[formats.weights]
+    narrow = [weight.numel * DTYPE_BYTES[formats.weights] for weight in weights]
     waiting = summed if recipe.micro_batches > 1 else 0
     # Gradients that stay are added to; those that do not are made anew in each backward.
     made = 0 if waiting and not recipe.main_gradients else DTYPE_BYTES[formats.weights]
@@ -64,8 +64,9 @@ def training_peak(model: Transformer, w: Workload, recipe: Recipe, memory: Train
         "backward of the blocks": waiting + max(_walk(rows, kept), default=0),
         "update": summed + working(weights, recipe.optimizer, formats.updated),
     }
-    if recipe.main_gradients and waiting:
-        found["gradients added"] = summed + narrow
+    if recipe.main_gradients:
+        # One narrow gradient after another goes when it is added; the first time, when its float32 one is made.
+        found["gradients added"] = summed + (sum(narrow) if waiting else max(narrow))
     return {moment: base + held for moment, held in found.items()}
 
 
@@ -94,6 +95,7 @@ def _rows(model: Transformer, w: Workload, recipe: Recipe, element: int) -> Iter
     """The rows of the forward as the backward finds them; `element` is bytes of an element of a gradient."""
     head = model.head
     tied = head.rows * head.width if isinstance(head, Head) and head.tied else 0
+    table, shared = "target_embed" if model.target_embed else "embed", model.two_stacks and model.target_embed is None
     whole = judged(model, replace(w, recompute="none"), recipe.loss)
     for step, full in zip(judged(model, w, recipe.loss), whole, strict=True):
         kept = sum(v.nbytes(w.dtype) for v in full.saved if (v.dtype or w.dtype) in FLOATS)
@@ -101,9 +103,11 @@ def _rows(model: Transformer, w: Workload, recipe: Recipe, element: int) -> Iter
         gradient, moment = step.params * element, out + kept
         if step.path == "head:product":
             gradient += tied * element
-        elif tied and step.params == model.table.params and step.path in ("embed", "target_embed"):
-            # The head has made a gradient of the same matrix, to which the table's is added.
-            gradient, moment = 0, moment + tied * element
+        elif tied and step.path == table:
+            # The head has made a gradient of the same matrix; the table's is added to it in a third, which is then its
+            # own, so that the source's is added in place.
+            copies = 1 if shared and step.params else 2
+            gradient, moment = 0, moment + copies * tied * element
         again = full.saved_bytes - step.saved_bytes
         yield Row(step.saved_bytes, again, _region(step.path, w.recompute), moment, gradient, step.repeat)
 
