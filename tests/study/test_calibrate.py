@@ -63,6 +63,18 @@ def test_what_cannot_be_measured_is_refused() -> None:
         calibrate(["fp32"], 1, place="abacus")
 
 
+def test_what_is_only_wished_for_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> Any:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(torch, "_int_mm", refused)
+    found = calibrate(["fp32"], 1, 0.05, besides=["int8"])
+    assert [*found.products] == ["fp32"]
+    assert found.missing == ("this machine does not multiply matrices in int8: no kernel",)
+    with pytest.raises(sc.ScantlingInputError, match="in int8: no kernel"):
+        calibrate(["int8"], 1, 0.05)
+
+
 def answer(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[Any, str]:
     assert _run([*args, "--json"]) == 0
     captured = capsys.readouterr()
@@ -73,7 +85,7 @@ def answer(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[Any, str]:
 def test_with_no_device_this_machine_is_measured(
     device: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibrate, "__defaults__", (0.2, "cpu"))
+    monkeypatch.setattr(calibrate, "__defaults__", (0.2, "cpu", ()))
     monkeypatch.setattr(module, "MOST_READ", 2**22)
     data, told = answer(capsys, "roofline", "tiny", "--batch", "2", "--context", "64", *device)
     measured = data["measured"]
@@ -93,3 +105,10 @@ def test_with_no_device_this_machine_is_measured(
 def test_a_tabled_device_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     data, told = answer(capsys, "roofline", "tiny", "--device", "h100")
     assert (data["measured"], told) == (None, "")
+
+
+def test_an_encoder_is_refused_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["roofline", "bert-base-uncased"]) == 2
+    told = capsys.readouterr().err
+    assert "that of a decoder" in told
+    assert "measuring" not in told

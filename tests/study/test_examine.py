@@ -183,6 +183,13 @@ def test_what_is_computed_or_counted_is_not_trained() -> None:
     assert rule.exact - rule.estimate == sum(rule.terms.values())
 
 
+def test_the_activations_of_a_gpt_beside_the_published_formula() -> None:
+    """34 T d + 5 H T^2 bytes a layer; torch keeps float32 weights of attention besides."""
+    rule = formulas("gpt2", 1024)[KORTHIKANTI[0]]
+    assert rule.estimate == 12 * (34 * 1024 * 768 + 5 * 12 * 1024**2)
+    assert rule.exact > rule.estimate
+
+
 def test_two_bytes_per_parameter_leaves_the_cache_out() -> None:
     rule = formulas("llama-2-7b", 4096)["2 bytes per parameter, inference"]
     assert (rule.estimate, rule.terms) == (2 * 6738415616, {"KV cache": 4096 * 524288})

@@ -120,14 +120,14 @@ class LatentAttention(Part):
     def _turned_steps(
         self, w: Workload, queries: Dims, key: Dims, read: tuple[Value, Value]
     ) -> Generator[Step, None, Value]:
-        q, k = read
-        out = Value("turned q", elements(queries), q.dtype)
+        """Rows that turn `read`, queries and the shared key; returns the turned queries."""
         note = f"Turns pairs of the last {self.d_rope} channels by the position: no parameters."
-        saved, formula = w.keep(*self.position.turning(w, q)), "[q_nope, q_rope cos + rot(q_rope) sin]"
-        yield Step(":q_rotated", "RoPE on q", queries, formula=formula, note=note, dtype=q.dtype, saved=saved, out=out)
+        saved, formula = w.keep(*self.position.turning(w, read[0])), "[q_nope, q_rope cos + rot(q_rope) sin]"
+        q, dtype = Value("turned q", elements(queries), read[0].dtype), read[0].dtype
+        yield Step(":q_rotated", "RoPE on q", queries, formula=formula, note=note, dtype=dtype, saved=saved, out=q)
         note, op, formula = "One turned key, which all heads share.", "RoPE on the shared key", "x cos + rot(x) sin"
-        yield Step(":k_rotated", op, key, formula=formula, note=note, dtype=k.dtype, saved=saved)
-        return out
+        yield Step(":k_rotated", op, key, formula=formula, note=note, dtype=read[1].dtype, saved=saved)
+        return q
 
     def _query_steps(self, w: Workload, d: Dim, width: Dim) -> Generator[Step, None, Value]:
         if self.q_rank is None:

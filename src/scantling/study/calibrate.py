@@ -58,6 +58,7 @@ class Calibration:
         read: reading of memory.
         products: by arithmetic, of `DTYPES`.
         free: bytes that could still be allocated.
+        missing: why an arithmetic that was tried besides is not among the products.
     """
 
     at: str
@@ -69,6 +70,7 @@ class Calibration:
     read: Rate
     products: dict[str, Rate]
     free: int | None
+    missing: tuple[str, ...] = ()
 
     @property
     def device(self) -> Device:
@@ -85,7 +87,13 @@ class Calibration:
         )
 
 
-def calibrate(arithmetic: Sequence[str], nbytes: int, seconds: float = SECONDS, place: str = "cpu") -> Calibration:
+def calibrate(
+    arithmetic: Sequence[str],
+    nbytes: int,
+    seconds: float = SECONDS,
+    place: str = "cpu",
+    besides: Sequence[str] = (),
+) -> Calibration:
     """Measure this machine.
 
     Args:
@@ -93,6 +101,7 @@ def calibrate(arithmetic: Sequence[str], nbytes: int, seconds: float = SECONDS, 
         nbytes: of the set that is read over and over; what does not fit into a cache is read from memory.
         seconds: about how long to measure.
         place: any torch device.
+        besides: more arithmetic, which may be missing on this machine.
 
     Raises:
         ScantlingInputError: no such device, or one that does not multiply in that arithmetic.
@@ -103,17 +112,23 @@ def calibrate(arithmetic: Sequence[str], nbytes: int, seconds: float = SECONDS, 
 
     from scantling.tensor.memory import device_of, free_bytes
 
-    unknown = [name for name in arithmetic if name not in DTYPES]
+    unknown = [name for name in (*arithmetic, *besides) if name not in DTYPES]
     if unknown:
         raise ScantlingInputError(f"products in {unknown[0]} cannot be measured here; known: {', '.join(DTYPES)}")
     device, load = device_of(place), _load()
     at, start = datetime.now().astimezone().isoformat(timespec="seconds"), time.perf_counter()
     with torch.inference_mode():
         read = _read(torch, device, min(max(nbytes, LEAST_READ), MOST_READ), seconds * READ_SHARE)
-        each = seconds * (1 - READ_SHARE) / max(1, len(arithmetic))
+        each = seconds * (1 - READ_SHARE) / max(1, len(arithmetic) + len(besides))
         products = {name: _product(torch, device, name, each) for name in arithmetic}
-    took, threads = time.perf_counter() - start, torch.get_num_threads()
-    return Calibration(at, took, place, threads, torch.__version__, load, read, products, free_bytes(device))
+        missing = []
+        for name in besides:
+            try:
+                products[name] = _product(torch, device, name, each)
+            except ScantlingInputError as error:
+                missing.append(str(error))
+    took, how = time.perf_counter() - start, (torch.get_num_threads(), torch.__version__)
+    return Calibration(at, took, place, *how, load, read, products, free_bytes(device), tuple(missing))
 
 
 def _load() -> float | None:

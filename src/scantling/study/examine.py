@@ -25,8 +25,6 @@ ZERO = "Rajbhandari et al. (ZeRO), arXiv:1910.02054, section 3.1"
 VLLM = "Kwon et al. (vLLM), arXiv:2309.06180, section 3"
 GQA = "Ainslie et al., arXiv:2305.13245"
 
-KORTHIKANTI = "Korthikanti et al., arXiv:2205.05198, eq. 2"
-
 ADAM_16 = Recipe("bf16-master")
 """16 bytes per parameter: 2 + 2 of weights and gradients, 4 of the master copy, 8 of moments (ZeRO, section 3.1)."""
 ADAM_18 = Recipe("bf16-master", main_gradients=True)
