@@ -33,8 +33,8 @@ TRAINING: tuple[str, ...] = (
     "loss_rows",
     "micro_batches",
     "main_gradients",
+    "packed",
 )
-TRAINING += ("packed",)
 
 
 @click.command()

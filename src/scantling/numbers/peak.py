@@ -109,9 +109,10 @@ def _rows(model: Transformer, w: Workload, recipe: Recipe, element: int) -> Iter
         if step.path == "head:product":
             gradient += tied * element
         elif tied and step.path == table:
-            # The head has made a gradient of the same matrix; the table's is added to it in a third, which is then its
-            # own, so that the source's is added in place.
-            copies = 1 if shared and step.params else 2
+            # The head has made a gradient of the same matrix. Where it is a turned view, the table's is added to it in
+            # a third; where it is a tensor of its own, as after a chunked loss or the target's table, in place.
+            own = recipe.loss == "chunked" or (shared and step.params)
+            copies = 1 if own else 2
             gradient, moment = 0, moment + copies * tied * element
         again = full.saved_bytes - step.saved_bytes
         yield Row(step.saved_bytes, again, _region(step.path, w.recompute), moment, gradient, step.repeat)
