@@ -250,6 +250,7 @@ def main() -> None:
     if chosen.write:
         with tempfile.NamedTemporaryFile("w", dir=PAGE.parent, delete=False, encoding="utf-8") as new:
             new.write(page(rows))
+        Path(new.name).chmod(0o644)
         Path(new.name).replace(PAGE)
 
 
