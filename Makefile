@@ -31,6 +31,7 @@ docs: $(READY)
 bench: $(READY)
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/decode.py
+	$(BIN)/python bench/crash.py --kills 50
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
