@@ -20,6 +20,7 @@ from scantling.checkpoint.families.gguf import architecture, card_of_gguf
 from scantling.checkpoint.find import default_model
 from scantling.checkpoint.gguf import read_gguf
 from scantling.native.decoder import Decoder, usable_cores
+from scantling.native.packed import Packed
 from scantling.native.program import outline
 from scantling.native.weights import OfGGUF
 
@@ -34,7 +35,7 @@ def ours(slots: int, capacity: int, quantised: bool) -> Decoder:
     assert not isinstance(found, str)
     rows = tuple(architecture(header.metadata, str(path)).rows(card))
     weights = OfGGUF(header, rows, model.named_weights)
-    return Decoder(found, weights, slots=slots, capacity=capacity, quantised=quantised, keep=True)
+    return Decoder(Packed(found, weights, keep=True), slots=slots, capacity=capacity, quantised=quantised)
 
 
 def read_in(decoder: Decoder, prompts: list[list[int]]) -> list[int]:

@@ -13,8 +13,9 @@ from tests.conftest import GOLDEN
 
 import scantling as sc
 from scantling.generate import sample
-from scantling.generate.engine import complete
-from scantling.generate.sample import Sampling, choose, filtered
+from scantling.generate.engine import Options, complete
+from scantling.generate.processors import filtered
+from scantling.generate.sample import Sampling, choose
 from scantling.generate.stops import StopFilter
 
 RECORDED = load_file(GOLDEN / "sampling.safetensors")
@@ -325,7 +326,7 @@ def test_streamed_text_holds_back_what_may_become_a_stop_string(smollm: Any) -> 
     whole = complete(smollm, "The capital of France is", 12, Sampling()).text
     stop = whole[8:12]
     pieces: list[str] = []
-    done = complete(smollm, "The capital of France is", 12, Sampling(), stop=[stop], show=pieces.append)
+    done = complete(smollm, "The capital of France is", 12, Sampling(), Options(stop=[stop]), show=pieces.append)
     assert done.finish_reason == "stop"
     assert done.text == whole[: whole.find(stop)] == "".join(pieces)
 

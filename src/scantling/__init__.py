@@ -10,15 +10,18 @@ if TYPE_CHECKING:
     from scantling.cards import Card
     from scantling.checkpoint.find import card_of as card
     from scantling.errors import ScantlingError, ScantlingInputError
+    from scantling.inspection import Inspection, inspect
     from scantling.model import Model, load
     from scantling.model import from_card as new
     from scantling.parts.part import Part, Step, Workload
     from scantling.saving import save
+    from scantling.subjects import audit
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Card": "scantling.cards",
+    "Inspection": "scantling.inspection",
     "Model": "scantling.model",
     "Part": "scantling.parts.part",
     "ScantlingError": "scantling.errors",
@@ -26,7 +29,9 @@ _HOME = {
     "Step": "scantling.parts.part",
     "Workload": "scantling.parts.part",
     "assemble": "scantling.assembly",
+    "audit": "scantling.subjects",
     "card": "scantling.checkpoint.find:card_of",
+    "inspect": "scantling.inspection",
     "load": "scantling.model",
     "new": "scantling.model:from_card",
     "save": "scantling.saving",
@@ -34,6 +39,7 @@ _HOME = {
 
 __all__ = [
     "Card",
+    "Inspection",
     "Model",
     "Part",
     "ScantlingError",
@@ -41,7 +47,9 @@ __all__ = [
     "Step",
     "Workload",
     "assemble",
+    "audit",
     "card",
+    "inspect",
     "load",
     "new",
     "save",

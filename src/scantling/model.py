@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -28,6 +29,11 @@ from scantling.units import weights_dtype
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from scantling.generate.beam import Beams
+    from scantling.generate.engine import Options
+    from scantling.generate.packed import PackedWeights
+    from scantling.generate.sample import Sampling
+
 Ids = Any
 """Token ids: a list of ints (one row), a list of equal lists, or an integer tensor (T) or (B, T)."""
 
@@ -47,6 +53,8 @@ class Model:
         labels: names of what a classifier tells apart.
         origin: the folder it was loaded from, whose config and tokenizer files `save` writes again.
         text_rules: what `embed` does to a text before it is read, by sentence-transformers' files.
+        file: the GGUF file it was loaded from.
+        packed: what it decodes with instead of its net; see `pack`.
     """
 
     card: Card
@@ -59,6 +67,8 @@ class Model:
     labels: tuple[str, ...] = ()
     origin: Origin | None = None
     text_rules: TextRules = field(default_factory=TextRules)
+    file: Path | None = None
+    packed: PackedWeights | None = None
 
     def ids(self, ids: Ids) -> Tensor:
         """Ids as a (B, T) int64 tensor on the net's device.
@@ -234,7 +244,7 @@ class Model:
 
     def generate(
         self,
-        prompt: str | Ids,
+        prompt: str | Sequence[str] | Ids,
         max_new_tokens: int = 20,
         *,
         temperature: float = 0.0,
@@ -245,37 +255,58 @@ class Model:
         stop: Sequence[str] = (),
         attention_mask: Any = None,
         ignore_eos: bool = False,
+        sampling: Sampling | None = None,
+        options: Options | None = None,
+        beams: Beams | None = None,
+        best_of: int = 1,
     ) -> Any:
-        """Continue a prompt; of an encoder-decoder, write the target of a source.
+        """Continue a prompt, or several; of an encoder-decoder, write the target of a source.
 
         Args:
             prompt: text, or ids (B, T); padded rows are padded on the left and come with `attention_mask`. Of an
-                encoder-decoder, the source, padded anywhere.
+                encoder-decoder, the source, padded anywhere. A list of texts, or of rows of unequal lengths, gives what
+                each gives alone.
             temperature: 0 is greedy.
             top_k, top_p, min_p: keep only the likeliest tokens; 0, 1.0 and 0.0 keep all.
             seed: of the draws; None is a new one each time.
             stop: strings (or one string) that end a text.
             ignore_eos: go on past end-of-text.
+            sampling: every setting of the draw, in place of the five above.
+            options: how a text is made, in place of `stop` and `ignore_eos`.
+            beams: keep several beginnings and return the best text; of one prompt.
+            best_of: draw so many texts of one prompt and return the one of the highest mean log-probability.
 
         Returns:
             The new text for a text; for ids the whole rows (B, T + new), ended rows filled with their last id. Of an
-            encoder-decoder the targets, (B, 1 + new) with `start_id` first.
+            encoder-decoder the targets, (B, 1 + new) with `start_id` first. For several texts a list of them; for
+            unequal rows a list of whole rows, each as long as it became.
 
         Raises:
             ScantlingInputError: an empty prompt, one longer than the context, or a setting out of range.
         """
-        from scantling.generate.engine import complete, continue_ids
-        from scantling.generate.sample import Sampling
+        from scantling.generate.api import Asked, generate
 
-        sampling = Sampling(temperature, top_k, top_p, min_p, seed)
-        stop = (stop,) if isinstance(stop, str) else stop
-        if isinstance(prompt, str):
-            if attention_mask is not None:
-                raise ScantlingInputError("attention_mask goes with ids; a text has no padding")
-            return complete(self, prompt, max_new_tokens, sampling, stop=stop, ignore_eos=ignore_eos).text
-        if stop:
-            raise ScantlingInputError("stop strings go with a text prompt; ids are not decoded")
-        return continue_ids(self, self.ids(prompt), max_new_tokens, sampling, attention_mask, ignore_eos)
+        asked = Asked(temperature, top_k, top_p, min_p, seed, stop, ignore_eos)
+        wanted = asked.wanted(max_new_tokens, sampling, options, beams, best_of)
+        return generate(self, prompt, wanted, attention_mask)
+
+    def pack(self, width: str = "stored", activations: str = "exact") -> None:
+        """Decode through the compiled pass from now on: weights in tiles, no Python inside a token.
+
+        The weights are those of the GGUF file that the model was loaded from, in its own blocks; of another model,
+        those that its net has now. Nothing but generation uses them.
+
+        Args:
+            width: how matrices are held: ``stored``, or ``f32``, ``bf16``, ``q8_0``, ``q4_0``, ``q4_1`` for all.
+            activations: ``exact``, in float32; or ``int8``, faster, rounded where they meet 8- and 4-bit weights.
+
+        Raises:
+            ScantlingInputError: a card or a machine that the compiled pass does not know, or no such setting.
+        """
+        need("torch", "generate text")
+        from scantling.generate.packed import pack
+
+        self.packed = pack(self, width, activations)
 
     def embed(self, texts: Sequence[str], batch_size: int = 32, max_length: int | None = None) -> Tensor:
         """A vector per text, by an encoder: (N, d) in float32.
@@ -343,7 +374,9 @@ def load(
         raise ScantlingInputError("device 'meta' holds no values: weights are loaded on cpu, cuda or mps")
     loader = load_gguf if found.kind == "gguf" else load_safetensors
     loaded = loader(found, _weights_of, name)
-    return _built(loaded, _tokenizer(found), place)
+    built = _built(loaded, _tokenizer(found), place)
+    built.file = found.path if found.kind == "gguf" else None
+    return built
 
 
 def from_card(

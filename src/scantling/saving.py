@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from scantling.assembly import assemble
 from scantling.cards import Card
 from scantling.cards.schema import Dropout
-from scantling.checkpoint.names import bare
+from scantling.checkpoint.matching import bare
 from scantling.checkpoint.save import MAX_SHARD_BYTES, Content, Progress, Saved, write
 from scantling.model import Model
 from scantling.parts.transformer import Transformer

@@ -43,6 +43,11 @@ class Visibility:
         """Whether positions count, and not only distances: they count from a row's first real token."""
         return self.chunk is not None or self.last is not None or self.prefix
 
+    @property
+    def reach(self) -> int | None:
+        """How many positions back a query reads at most, its own included; None where there is no limit."""
+        return None if self.stride is not None else self.window or self.chunk
+
     def sees(self, query: Any, key: Any, prefix: Any = 0) -> Any:
         """Whether `query` may read `key`: a bool for integers, a bool tensor of the broadcast shape for tensors.
 

@@ -9,13 +9,16 @@ from tests.cases.small import CLOSE, LLAMA, built, card, tokens
 
 import scantling as sc
 from scantling.cards import presets
-from scantling.generate.engine import Session
+from scantling.generate.keeping import Keeping
+from scantling.generate.session import Session
 from scantling.parts.rope import Dynamic, RoPE
 
 
-def stepped(lm: sc.Model, ids: torch.Tensor, prompt: int, mask: torch.Tensor | None = None) -> torch.Tensor:
+def stepped(
+    lm: sc.Model, ids: torch.Tensor, prompt: int, mask: torch.Tensor | None = None, kind: str = "full"
+) -> torch.Tensor:
     """Logits (B, T - prompt + 1, V) of the last prompt token and of each token after it, one at a time."""
-    session = Session(lm, ids.shape[0], ids.shape[1])
+    session = Session(lm, ids.shape[0], ids.shape[1], keeping=Keeping(kind))
     with torch.inference_mode():
         rows = [session.prefill(ids[:, :prompt], mask)]
         rows += [session.step(ids[:, t]) for t in range(prompt, ids.shape[1])]
@@ -59,12 +62,13 @@ def test_16_bits_differ_by_rounding_only(kernel: str) -> None:
     assert differences["bfloat16"] < 0.1
 
 
+@pytest.mark.parametrize("kind", ["full", "ring"])
 @pytest.mark.parametrize("pattern", [[], [{"attention": {"window": None}}, {}]])
-def test_a_prompt_longer_than_the_window(pattern: list[dict[str, object]]) -> None:
+def test_a_prompt_longer_than_the_window(pattern: list[dict[str, object]], kind: str) -> None:
     """CACHE-03: window 8, a prompt of 20 in one piece, then 10 tokens: no key is overwritten that is still read."""
     lm = built(card(n_layers=3, attention={"window": 8}, pattern=pattern))
     ids = tokens(30)
-    torch.testing.assert_close(stepped(lm, ids, 20), lm.logits(ids)[:, 19:], **CLOSE)
+    torch.testing.assert_close(stepped(lm, ids, 20, kind=kind), lm.logits(ids)[:, 19:], **CLOSE)
 
 
 def test_a_dynamic_base_follows_the_length() -> None:

@@ -13,6 +13,7 @@ import scantling as sc
 from scantling.cards.read import from_dict
 from scantling.native import library
 from scantling.native.decoder import Decoder
+from scantling.native.packed import Packed
 from scantling.native.program import outline
 from scantling.native.tiles import Stored, pack, quantise
 from scantling.native.weights import OfGGUF, OfNet, as_asked
@@ -75,10 +76,10 @@ CLOSE = {"atol": 3e-5, "rtol": 1e-4}
 pytestmark = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))
 
 
-def decoder(card: sc.Card, net: Any, width: str = "stored", **options: Any) -> Decoder:
+def decoder(card: sc.Card, net: Any, width: str = "stored", march: str = "native", **options: Any) -> Decoder:
     found = outline(sc.assemble(card))
     assert not isinstance(found, str), found
-    return Decoder(found, OfNet(net.state_dict(), width), capacity=card.context, **options)
+    return Decoder(Packed(found, OfNet(net.state_dict(), width), march=march), capacity=card.context, **options)
 
 
 def ids_of(card: sc.Card, tokens: int, seed: int = 0) -> list[int]:
@@ -99,7 +100,7 @@ def all_logits(native: Decoder, ids: list[int], cuts: tuple[int, ...], slot: int
         best = native.run(ids[start:end], [slot] * rows, range(start, end), [True] * rows)
         logits = torch.tensor(native.logits[:rows].copy())
         found.append(logits)
-        vocab = native._outline.head.vocab_size
+        vocab = native.packed.outline.head.vocab_size
         assert best == logits[:, :vocab].argmax(-1).tolist()
     return torch.cat(found)
 
@@ -219,12 +220,12 @@ def test_real_weights_keep_their_blocks(smollm: Any) -> None:
     found = outline(smollm.parts)
     assert not isinstance(found, str)
     rows = tuple(architecture(header.metadata, "file").rows(smollm.card))
-    native = Decoder(found, OfGGUF(header, rows, smollm.parts.named_weights), capacity=64)
+    native = Decoder(Packed(found, OfGGUF(header, rows, smollm.parts.named_weights)), capacity=64)
     ids = smollm.tokenizer.encode("The three primary colours are red, yellow and blue, and the rest is mixed of them.")
     wanted = smollm.logits(ids)[0]
     logits = all_logits(native, ids, (1, 9))
     torch.testing.assert_close(logits, wanted, atol=2e-4, rtol=1e-4)
-    assert native.nbytes < 130_000_000
+    assert native.packed.nbytes < 113_000_000
 
 
 @pytest.mark.parametrize(
@@ -277,7 +278,7 @@ class TestKept:
         from scantling.checkpoint.families.gguf import architecture
         from scantling.checkpoint.gguf import read_gguf
         from scantling.checkpoint.gguf_write import write_gguf
-        from scantling.native import decoder as module
+        from scantling.native import packed as module
 
         monkeypatch.setenv("SCANTLING_CACHE", str(tmp_path / "cache"))
         card = CARDS["tied"]
@@ -294,7 +295,7 @@ class TestKept:
             found = outline(lm.parts)
             assert not isinstance(found, str)
             weights = OfGGUF(header, rows, lm.parts.named_weights)
-            native = Decoder(found, weights, capacity=32, keep=True)
+            native = Decoder(Packed(found, weights, keep=True), capacity=32)
             return all_logits(native, list(range(20)), (7,)), len(counted)
 
         return start, tmp_path / "cache" / "native"

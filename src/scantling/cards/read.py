@@ -66,7 +66,7 @@ def training_of(card: Card, changes: Mapping[str, Any], where: str) -> Training:
     Raises:
         ScantlingInputError: an unknown key, or a value of the wrong kind.
     """
-    data: dict[str, Any] = {} if card.training is None else msgspec.to_builtins(card.training)
+    data: dict[str, Any] = msgspec.to_builtins(card.training) if isinstance(card.training, Training) else {}
     for key, value in changes.items():
         *sections, last = key.split(".")
         inner = data
@@ -109,13 +109,13 @@ def _laid_over(card: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, A
 
 def to_yaml(card: Card) -> str:
     """The card as YAML, a section a line; keys at their fixed defaults are left out."""
-    lines = [f"{key}: {_flow(value)}\n" for key, value in _stated(card).items()]
+    lines = [f"{key}: {flow(value)}\n" for key, value in _stated(card).items()]
     if card.pattern:
-        layers = ", ".join(_flow(_differences(card, layer)) for layer in card.pattern)
+        layers = ", ".join(flow(_differences(card, layer)) for layer in card.pattern)
         lines.append(f"pattern: [{layers}]\n")
     for name in SIDES:
         if (side := getattr(card, name)) is not None:
-            lines.append(f"{name}: {_flow(_differences(card, side))}\n")
+            lines.append(f"{name}: {flow(_differences(card, side))}\n")
     return "".join(lines)
 
 
@@ -169,7 +169,8 @@ class _Representer(SafeRepresenter):
 _Representer.add_representer(str, _Representer.represent_str)
 
 
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
+    """A value as YAML on one line."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = True
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
@@ -209,7 +210,8 @@ def _check_keys(data: Any, struct: Any, path: str, where: str) -> None:
                 _check_keys(item, element, f"{at}[{i}]", where)
             continue
         structs = [m for m in _members(fields.get(key)) if isinstance(m, type) and issubclass(m, msgspec.Struct)]
-        if structs and value is not None:
+        words = [word for m in _members(fields.get(key)) if get_origin(m) is Literal for word in get_args(m)]
+        if structs and value is not None and value not in words:
             _check_keys(value, _choose(structs, value, at, where), at, where)
 
 

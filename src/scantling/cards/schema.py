@@ -17,6 +17,7 @@ Act: TypeAlias = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "relu2", "si
 Projection: TypeAlias = Literal["q", "k", "v", "o"]
 Place: TypeAlias = Literal["in", "res", "out"]
 Dtype: TypeAlias = Literal["float32", "float16", "bfloat16", "unknown"]
+Unknown: TypeAlias = Literal["unknown"]
 
 
 class QKNorm(Section):
@@ -512,6 +513,23 @@ class Published(Section):
     where: str
 
 
+class Inference(Section):
+    """How a checkpoint is stored and run; no part of the model depends on it. What nobody said is ``unknown``.
+
+    Attributes:
+        quantisation: kinds of the stored blocks, or none.
+        cache: the dtype or form of keys and values.
+        batch: rows.
+        prompt_tokens, new_tokens: lengths.
+    """
+
+    quantisation: str | None = None
+    cache: str | None = None
+    batch: Size | Unknown | None = None
+    prompt_tokens: Size | Unknown | None = None
+    new_tokens: Size | Unknown | None = None
+
+
 class Card(Section):
     """One Transformer.
 
@@ -525,7 +543,8 @@ class Card(Section):
         pattern: layers that differ, repeated until there are n_layers; default all alike.
         encoder, decoder: of an encoder-decoder, where the two stacks differ.
         dtype: in which the weights are stored.
-        training: how `train` trains it, unless the command line says otherwise; the model is the same without it.
+        training: how `train` trains it, unless the command line says otherwise; unknown where the card was made from a
+            checkpoint, which does not tell. The model is the same without it.
     """
 
     name: str
@@ -547,6 +566,7 @@ class Card(Section):
     head: Head = Head()
     dropout: Dropout = Dropout()
     dtype: Dtype = "unknown"
-    training: Training | None = None
+    training: Training | Unknown | None = None
+    inference: Inference | None = None
     source: Source | None = None
     published: Published | None = None

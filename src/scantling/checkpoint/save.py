@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from scantling.cards import Card, to_yaml
 from scantling.checkpoint.config_choice import Describes, choose
 from scantling.checkpoint.families import family, own
-from scantling.checkpoint.names import Link, bare, foreign_shapes, links
+from scantling.checkpoint.matching import bare
+from scantling.checkpoint.names import Link, foreign_shapes, links
 from scantling.checkpoint.origin import Origin, carried, is_ours
 from scantling.checkpoint.safetensors_write import flush, write_safetensors
 from scantling.checkpoint.sentence import TextRules, modules

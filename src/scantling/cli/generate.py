@@ -3,98 +3,146 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from scantling.cli import show
+from scantling.cli import drawing, show
 from scantling.errors import ScantlingInputError
 from scantling.units import bytes_text
 
 if TYPE_CHECKING:
-    from scantling.generate.engine import Generation
+    from scantling.generate.engine import Generation, Options
     from scantling.model import Model
 
 
 @click.command()
-@click.argument("prompt")
+@click.argument("prompt", required=False)
 @click.option("-m", "--model", help="Folder, .safetensors, .gguf or hub id; default: SmolLM2-135M-Instruct.")
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=64, show_default=True)
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--top-k", type=int, default=0, help="Keep the k likeliest tokens; 0 keeps all.")
-@click.option("--top-p", type=float, default=1.0, help="Keep the likeliest tokens up to this mass.")
-@click.option("--min-p", type=float, default=0.0, help="Keep tokens this likely beside the likeliest.")
-@show.seed_option
+@drawing.sampling_options
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated.")
 @click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template, as a user's message.")
+@click.option("--logprobs", type=int, metavar="N", help="With --json: each token's, and the N likeliest beside it.")
+@drawing.search_options
+@drawing.shape_options
+@drawing.cache_options
+@drawing.draft_options
+@click.option("--prompts", type=click.Path(path_type=Path), metavar="FILE", help="A JSON line per prompt; with --out.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FILE", help="A JSON line per text; goes on after a kill."
+)
+@click.option(
+    "--rows", type=click.IntRange(min=1), default=16, show_default=True, help="Of --prompts, decoded together."
+)
 @click.option("--dtype", help="Of the weights; default: the file's (float32 for GGUF).")
 @click.option("--device", default="cpu", show_default=True)
 @show.revision_option
 @show.json_option
-def command(
-    prompt: str,
-    model: str | None,
-    max_new_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    seed: int | None,
-    stop: tuple[str, ...],
-    chat: bool,
-    dtype: str | None,
-    device: str,
-    revision: str | None,
-    as_json: bool,
-) -> None:
+def command(prompt: str | None, **given: Any) -> None:
     """Continue PROMPT, streaming; then say what prefill and decode took, measured beside predicted.
 
     Of an encoder-decoder, PROMPT is the source, and what it makes of it is printed.
     """
-    if not prompt:
+    prompts, out = given["prompts"], given["out"]
+    if (prompts is None) != (out is None) or (prompts is None) == (prompt is None):
+        raise ScantlingInputError("give a PROMPT, or --prompts FILE and --out FILE together")
+    if prompt == "":
         raise ScantlingInputError("the prompt is empty: at least one character is needed to go on from")
     from scantling.errors import need
 
     need("torch", "generate text")
-    from scantling.generate.engine import complete
-    from scantling.generate.sample import Sampling
-    from scantling.model import load
+    sampling = drawing.sampling(given["drawn"])
+    lm = drawing.loaded(given)
+    options = drawing.options(lm, given)
+    if prompt is None:
+        _many(lm, given, sampling, options)
+        return
+    from scantling.generate.chat import templated
 
-    sampling = Sampling(temperature, top_k, top_p, min_p, seed)
-    lm = load(model, dtype=dtype, device=device, revision=revision)
-    for note in lm.notes:
-        click.echo(f"note: {note}", err=True)
-    if temperature == 0 and (top_k or top_p < 1 or min_p or seed is not None):
-        click.echo(
-            "note: temperature is 0, the likeliest token: --top-k, --top-p, --min-p and --seed do nothing", err=True
-        )
-    text = _chat(lm, prompt) if chat else prompt
-
-    def write(piece: str) -> None:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-
-    done = complete(lm, text, max_new_tokens, sampling, stop=stop, show=None if as_json else write)
-    if as_json:
-        show.emit(_json(lm, done))
+    text = templated(lm, [{"role": "user", "content": prompt}], "--chat") if given["chat"] else prompt
+    made = _made(lm, text, given, sampling, options)
+    if given["as_json"]:
+        show.emit(_json(lm, made, options))
         return
     show.say()
-    for line in report(lm, done):
+    for line in report(lm, made[0], options):
         click.echo(line, err=True)
 
 
-def _chat(lm: Model, prompt: str) -> str:
-    from scantling.text.template import render
+def _made(lm: Model, text: str, given: dict[str, Any], sampling: Any, options: Options) -> list[Generation]:
+    """The texts, the best first; one text is written as it comes."""
+    from scantling.generate.api import Asked, texts
+    from scantling.generate.engine import complete
 
-    tokenizer = lm.tokenizer
-    if tokenizer is None or tokenizer.chat_template is None:
-        raise ScantlingInputError("--chat: the model has no chat template; leave the option out, or name a chat model")
-    messages = [{"role": "user", "content": prompt}]
-    return render(tokenizer.chat_template, messages, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+    beams, limit = drawing.beams(given["searched"]), given["max_new_tokens"]
+    wanted = Asked().wanted(limit, sampling, options, beams, given["searched"]["best_of"])
+    if wanted.beams is not None or wanted.best_of != 1:
+        made = texts(lm, text, wanted)
+        if not given["as_json"]:
+            click.echo(made[0].text, nl=False)
+        return made
+    return [complete(lm, text, limit, sampling, options, show=None if given["as_json"] else _write)]
 
 
-def predicted(lm: Model, done: Generation) -> dict[str, int]:
+def _write(piece: str) -> None:
+    sys.stdout.write(piece)
+    sys.stdout.flush()
+
+
+def _many(lm: Model, given: dict[str, Any], sampling: Any, options: Options) -> None:
+    """`--prompts FILE --out FILE`."""
+    from scantling.generate.chat import templated
+    from scantling.generate.prompts import limits_for, read_prompts, run_prompts
+    from scantling.generate.request import Request
+
+    _check_many(given, options)
+    default = Request("", given["max_new_tokens"], sampling, options)
+    prepared = (lambda text: templated(lm, [{"role": "user", "content": text}], "--chat")) if given["chat"] else None
+    lines = read_prompts(given["prompts"], default, f"{given['model']} {lm.dtype}", prepared)
+    limits = limits_for(lm, lines, given["rows"])
+    new, old = run_prompts(lm, lines, given["out"], limits, _progress())
+    if given["as_json"]:
+        show.emit({"written": new, "already_there": old, "out": str(given["out"])})
+    else:
+        click.echo(f"{new} written to {given['out']}, {old} were there", err=True)
+
+
+def _check_many(given: dict[str, Any], options: Options) -> None:
+    one_by_one = {
+        "--beams": given["searched"]["beams"] is not None,
+        "--best-of": given["searched"]["best_of"] != 1,
+        "--logprobs": options.logprobs is not None,
+        "--cache": options.keeping is not None,
+        "--prefill-chunk": options.chunk is not None,
+        "--draft-...": options.drafting is not None,
+    }
+    if found := [name for name, asked in one_by_one.items() if asked]:
+        raise ScantlingInputError(f"{found[0]} is for one PROMPT: --prompts decodes several together")
+
+
+def _progress() -> Callable[[int, int, int], None]:
+    """A line that is written anew on a terminal, and now and then elsewhere."""
+    tty, began, last = sys.stderr.isatty(), time.perf_counter(), [0.0]
+
+    def say(done: int, count: int, tokens: int) -> None:
+        now = time.perf_counter()
+        if done < count and now - last[0] < (0.2 if tty else 10.0):
+            return
+        last[0] = now
+        line = f"{done} of {count} prompts, {tokens} tokens, {tokens / (now - began):.1f} tokens/s"
+        click.echo(f"\r{line}" if tty else line, err=True, nl=not tty or done == count)
+
+    return say
+
+
+def predicted(lm: Model, done: Generation, options: Options) -> dict[str, int]:
     """What the part tree says of this generation: FLOPs, cache bytes, and bytes that a decoded token must read."""
+    from scantling.numbers.cache import cache_bytes
     from scantling.numbers.flops import decode, flops
     from scantling.numbers.memory import memory, read_per_token
     from scantling.parts.part import Workload
@@ -103,33 +151,50 @@ def predicted(lm: Model, done: Generation) -> dict[str, int]:
     steps = done.new_tokens - 1
     # The prompt of an encoder-decoder is its source, and the target begins with one token.
     source, first = (done.prompt_tokens, 1) if lm.parts.two_stacks else (None, done.prompt_tokens)
-    whole = done.limit if lm.parts.two_stacks else done.prompt_tokens + done.limit
-    room = memory(lm.parts, Workload(tokens=whole, source=source), width, width)
+    whole = Workload(tokens=done.limit if lm.parts.two_stacks else done.prompt_tokens + done.limit, source=source)
+    keeping = options.keeping
+    kind, numbers = ("full", "plain") if keeping is None else (keeping.kind, keeping.numbers)
     return {
         "prefill_flops": flops(lm.parts, Workload(tokens=first, source=source, last_only=True)).forward,
         "decode_flops": decode(lm.parts, first, steps, source) if steps else 0,
-        "cache_bytes": room.kv,
-        "weights_bytes": room.weights,
+        "cache_bytes": cache_bytes(lm.parts, whole, width, kind, numbers),
+        "weights_bytes": memory(lm.parts, whole, width, width).weights,
         "bytes_read_per_token": read_per_token(lm.parts, first + steps // 2, width, source),
     }
 
 
-def _json(lm: Model, done: Generation) -> dict[str, Any]:
-    return {
+def _json(lm: Model, made: list[Generation], options: Options) -> dict[str, Any]:
+    done = made[0]
+    found: dict[str, Any] = {
         "text": done.text,
         "prompt_tokens": done.prompt_tokens,
         "new_tokens": done.new_tokens,
         "finish_reason": done.finish_reason,
+        "context_full": done.context_full,
         "prefill_seconds": done.prefill_seconds,
         "decode_seconds": done.decode_seconds,
         "cache_bytes": done.cache_bytes,
-        "predicted": predicted(lm, done),
+        "predicted": predicted(lm, done, options),
     }
+    if options.logprobs is not None and done.logprobs is not None:
+        found["logprobs"] = [
+            {"id": token.id, "logprob": token.logprob, "top": [{"id": i, "logprob": p} for i, p in token.top]}
+            for token in done.logprobs
+        ]
+    if done.ledger is not None:
+        found["drafts"] = {
+            **asdict(done.ledger),
+            "acceptance": done.ledger.acceptance,
+            "speed_up": done.ledger.speed_up,
+        }
+    if len(made) > 1:
+        found["texts"] = [one.text for one in made]
+    return found
 
 
-def report(lm: Model, done: Generation) -> list[str]:
+def report(lm: Model, done: Generation, options: Options) -> list[str]:
     """Prefill and decode apart, measured beside predicted."""
-    p = predicted(lm, done)
+    p = predicted(lm, done, options)
     rate = done.prompt_tokens / done.prefill_seconds
     lines = [
         f"prefill: {done.prompt_tokens} tokens in {done.prefill_seconds:.3f} s, {rate:.1f} tokens/s; "
@@ -143,7 +208,10 @@ def report(lm: Model, done: Generation) -> list[str]:
             f"decode: {steps} steps in {done.decode_seconds:.3f} s, {1 / each:.1f} tokens/s; "
             f"{bytes_text(read)} of weights and cache read per token predicted, {read / each / 1e9:.1f} GB/s"
         )
+    if done.ledger is not None:
+        lines.append(drawing.drafts_text(done.ledger))
     same = "as predicted" if done.cache_bytes == p["cache_bytes"] else f"{p['cache_bytes']:,} predicted"
     width = str(lm.dtype).removeprefix("torch.")
-    lines.append(f"cache: {done.cache_bytes:,} bytes, {same}; {width} on {lm.device}; ended by {done.finish_reason}")
+    why = f"{done.finish_reason}: the context of {lm.card.context} is full" if done.context_full else done.finish_reason
+    lines.append(f"cache: {done.cache_bytes:,} bytes, {same}; {width} on {lm.device}; ended by {why}")
     return lines

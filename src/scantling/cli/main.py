@@ -11,8 +11,10 @@ import click
 from scantling.errors import ScantlingError, nearest
 
 VERBS = {
+    "audit": "the classic failure modes, in any model",
     "card": "print a model's card as YAML",
     "cards": "list the presets",
+    "chat": "talk with a model",
     "classify": "labels of texts or of their tokens",
     "compare": "models side by side",
     "convert": "checkpoint formats",
@@ -25,8 +27,10 @@ VERBS = {
     "fill": "the likeliest words at a mask",
     "flops": "FLOPs per component and convention",
     "generate": "continue a prompt",
+    "inspect": "a checkpoint from its headers: what it is and whether its config is true of it",
     "memory": "weights, cache, logits, scores, in bytes",
     "parts": "the exploded parts list",
+    "plan": "layouts of training on many devices, ranked",
     "roofline": "bounds of decode and prefill on a device",
     "size": "cards for a number of parameters, a budget or a memory",
     "tokenize": "text to token ids",

@@ -139,6 +139,12 @@ def emit(data: Any) -> None:
     click.echo(json.dumps(data, indent=2, ensure_ascii=False))
 
 
+def line(data: Any) -> None:
+    """JSON on one line of standard output, at once."""
+    click.echo(json.dumps(data, ensure_ascii=False))
+    sys.stdout.flush()
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> None:
     """A table on standard output: numbers to the right with thousands separated, text to the left.
 

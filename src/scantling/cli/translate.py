@@ -2,48 +2,55 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from scantling.cards import Card
-from scantling.cli import show
+from scantling.cli import drawing, show
 from scantling.errors import ScantlingInputError
 
 
 @click.command()
-@click.argument("texts", metavar="TEXT...", nargs=-1, required=True)
+@click.argument("sources", metavar="TEXT...", nargs=-1, required=True)
 @click.option("-m", "--model", required=True, help="An encoder-decoder: folder, .safetensors file or hub id.")
 @click.option("--prefix", default="", help='Before each text, as T5 wants it: "translate English to German: ".')
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Per text.")
+@drawing.beam_options
+@click.option("--no-repeat-ngram", type=int, default=0, metavar="N", help="No N tokens in a row come twice.")
 @click.option("--dtype", help="Of the weights; default: the file's.")
 @click.option("--device", default="cpu", show_default=True)
 @show.revision_option
 @show.json_option
 def command(
-    texts: tuple[str, ...],
+    sources: tuple[str, ...],
     model: str,
     prefix: str,
     max_new_tokens: int,
+    searched: dict[str, Any],
+    no_repeat_ngram: int,
     dtype: str | None,
     device: str,
     revision: str | None,
     as_json: bool,
 ) -> None:
-    """Write the target of each TEXT, the likeliest token at every step; one line per text.
+    """Write the target of each TEXT, the likeliest token at every step, or by beam search; one line per text.
 
     Whatever an encoder-decoder was trained for: translations, summaries, answers.
     """
     from scantling.checkpoint.find import card_of
 
     _check(card_of(model, revision=revision))
-    if not all(texts):
+    if not all(sources):
         raise ScantlingInputError("a text is empty: at least one character is needed")
     from scantling.errors import need
 
     need("torch", "translate")
-    from scantling.generate.engine import complete
+    from scantling.generate.api import Asked, texts
     from scantling.generate.sample import Sampling
     from scantling.model import load, tokenizer_of
 
+    how = Asked().wanted(max_new_tokens, Sampling(no_repeat_ngram=no_repeat_ngram), None, drawing.beams(searched), 1)
     lm = load(model, dtype=dtype, device=device, revision=revision)
     if lm.tokenizer is None:
         # It says what the folder has instead.
@@ -51,8 +58,8 @@ def command(
     for note in lm.notes:
         click.echo(f"note: {note}", err=True)
     done = []
-    for text in texts:
-        done.append(complete(lm, prefix + text, max_new_tokens, Sampling()))
+    for text in sources:
+        done.append(texts(lm, prefix + text, how)[0])
         if done[-1].finish_reason == "length":
             click.echo(f"note: cut after {done[-1].new_tokens} tokens, before the end: {text[:60]!r}", err=True)
         if not as_json:

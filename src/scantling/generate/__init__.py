@@ -1,1 +1,61 @@
-"""Prompt to text: prefill once, decode with an exact cache, choose tokens, stream."""
+"""Prompt to text: prefill once, decode with an exact cache, choose tokens, stream; many at once, with drafts, by beams.
+
+The names here are loaded when they are used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scantling.generate.batching import Engine, Limits
+    from scantling.generate.beam import Beams
+    from scantling.generate.chat import Conversation
+    from scantling.generate.constrain import Shape
+    from scantling.generate.engine import Generation, Options, complete
+    from scantling.generate.keeping import Keeping
+    from scantling.generate.request import Handle, Request
+    from scantling.generate.sample import Sampling
+    from scantling.generate.session import Session
+    from scantling.generate.speculative import Drafting
+
+_HOME = {
+    "Beams": "beam",
+    "Conversation": "chat",
+    "Drafting": "speculative",
+    "Engine": "batching",
+    "Generation": "engine",
+    "Handle": "request",
+    "Keeping": "keeping",
+    "Limits": "batching",
+    "Options": "engine",
+    "Request": "request",
+    "Sampling": "sample",
+    "Session": "session",
+    "Shape": "constrain",
+    "complete": "engine",
+}
+
+__all__ = [
+    "Beams",
+    "Conversation",
+    "Drafting",
+    "Engine",
+    "Generation",
+    "Handle",
+    "Keeping",
+    "Limits",
+    "Options",
+    "Request",
+    "Sampling",
+    "Session",
+    "Shape",
+    "complete",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'scantling.generate' has no attribute {name!r}")
+    return getattr(import_module(f"scantling.generate.{_HOME[name]}"), name)

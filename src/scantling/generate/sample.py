@@ -1,18 +1,24 @@
-"""Choosing the next token. The filters are applied in the order temperature, top-k, top-p, min-p."""
+"""Choosing the next token: the settings, the draw, and log-probabilities.
+
+The filters are applied in the order temperature, top-k, top-p, min-p, typical, epsilon, eta, after the penalties.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from scantling.errors import ScantlingInputError
+from scantling.generate.processors import History, adjusted, filtered
 
 MAX_TEMPERATURE = 10.0
 COLD = 1e-5
 """Below this the likeliest token is certain for all that float32 can tell, and logits / temperature would overflow."""
+MAX_BIAS = 100.0
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,13 @@ class Sampling:
             1.0 keeps all, 0.0 keeps one.
         min_p: keep tokens at least this fraction as likely as the likeliest (arXiv:2407.01082); 0.0 keeps all.
         seed: of the draws; None is a new one each time.
+        typical_p: keep the most typical tokens up to this mass (arXiv:2202.00666); 1.0 keeps all.
+        epsilon_cutoff: keep tokens at least this likely; eta_cutoff: the same, less in flat distributions
+            (arXiv:2210.15191); 0.0 keeps all.
+        repetition_penalty: above 1.0, against tokens of the prompt and of the text (arXiv:1909.05858).
+        presence_penalty, frequency_penalty: taken from the logits of generated tokens, once and each time; 0.0 is none.
+        no_repeat_ngram: no n tokens in a row come twice, the prompt included; 0 lets them.
+        logit_bias: added to the logits of the tokens named; a mapping, or pairs.
     """
 
     temperature: float = 0.0
@@ -33,17 +46,43 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
+    typical_p: float = 1.0
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram: int = 0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         _within("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
-        _within("top_p", self.top_p, 0.0, 1.0)
-        _within("min_p", self.min_p, 0.0, 1.0)
-        if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
-            raise ScantlingInputError(f"top_k is {self.top_k!r}; a whole number is needed, 0 for no limit")
+        for name in ("top_p", "min_p", "epsilon_cutoff", "eta_cutoff"):
+            _within(name, getattr(self, name), 0.0, 1.0)
+        _within("typical_p", self.typical_p, 0.0, 1.0)
+        _within("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        for name in ("presence_penalty", "frequency_penalty"):
+            _within(name, getattr(self, name), -100.0, 100.0)
+        for name in ("top_k", "no_repeat_ngram"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ScantlingInputError(f"{name} is {value!r}; a whole number is needed, 0 for no limit")
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
             raise ScantlingInputError(f"seed is {self.seed!r}; a whole number is needed")
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise ScantlingInputError(f"seed is {self.seed}; a 64-bit number is needed")
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken."""
+        return self.temperature < COLD
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether the logits are changed before they are filtered."""
+        penalties = self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty
+        return bool(penalties or self.no_repeat_ngram or self.logit_bias)
 
     def generators(self, rows: int) -> list[torch.Generator]:
         """A source of draws for each row of a batch, so that a row draws what it would draw alone."""
@@ -68,43 +107,63 @@ def _within(name: str, value: float, low: float, high: float) -> None:
         raise ScantlingInputError(f"{name} is {value!r}; a number from {low:g} to {high:g} is needed")
 
 
-def filtered(logits: Tensor, how: Sampling) -> Tensor:
-    """Logits (B, V) with the temperature applied and every token that may not be drawn at -inf; temperature > 0."""
-    logits = logits.float() / how.temperature
-    if how.top_k:
-        logits = top_k(logits, how.top_k)
-    if how.top_p < 1.0:
-        logits = top_p(logits, how.top_p)
-    return min_p(logits, how.min_p) if how.min_p else logits
+def _bias(given: object) -> tuple[tuple[int, float], ...]:
+    right = f"token ids with numbers from -{MAX_BIAS:g} to {MAX_BIAS:g} are needed"
+    try:
+        pairs = dict(given)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        raise ScantlingInputError(f"logit_bias is {given!r}; {right}") from None
+    for token, value in pairs.items():
+        whole = isinstance(token, int) and not isinstance(token, bool) and token >= 0
+        number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_BIAS
+        if not (whole and number):
+            raise ScantlingInputError(f"logit_bias gives {value!r} to {token!r}; {right}")
+    return tuple(sorted(pairs.items()))
 
 
-def top_k(logits: Tensor, k: int) -> Tensor:
-    """Keep the k likeliest tokens of each row (B, V), and ties with the last of them."""
-    last = logits.topk(min(k, logits.shape[-1]), -1).values[..., -1:]
-    return logits.masked_fill(logits < last, float("-inf"))
+@dataclass(frozen=True)
+class Logprob:
+    """How likely a token was.
+
+    Attributes:
+        id: the token.
+        logprob: natural logarithm of the model's own probability, before temperature, penalties and filters.
+        top: the likeliest tokens at that place with theirs, the likeliest first.
+    """
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
-def top_p(logits: Tensor, p: float) -> Tensor:
-    """Keep the likeliest tokens of each row (B, V) up to and including the one that brings their mass to p."""
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    mass = ordered.softmax(-1).cumsum(-1)
-    drop = torch.zeros_like(mass, dtype=torch.bool)
-    drop[..., 1:] = mass[..., :-1] >= p
-    return logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), float("-inf"))
+def logprobs(logits: Tensor, chosen: Sequence[int], top: int) -> list[Logprob]:
+    """Of the chosen token of each row of logits (B, V), and of the `top` likeliest."""
+    logs = logits.float().log_softmax(-1)
+    best = logs.topk(min(top, logs.shape[-1]), -1) if top else None
+    found = []
+    for row, token in enumerate(chosen):
+        others = () if best is None else zip(best.indices[row].tolist(), best.values[row].tolist(), strict=True)
+        found.append(Logprob(token, float(logs[row, token]), tuple(others)))
+    return found
 
 
-def min_p(logits: Tensor, fraction: float) -> Tensor:
-    """Keep the tokens of each row (B, V) at least `fraction` as likely as the likeliest."""
-    probabilities = logits.softmax(-1)
-    floor = fraction * probabilities.amax(-1, keepdim=True)
-    return logits.masked_fill(probabilities < floor, float("-inf"))
+def race(probabilities: Tensor, generator: torch.Generator) -> int:
+    """A token of (V) by an exponential race: argmax of p / e, e exponential, is drawn with probability p.
+
+    It always takes V draws from the generator, whatever the probabilities: who runs the same race with other
+    probabilities, such as a draft model, often draws the same token.
+    """
+    noise = torch.empty(probabilities.shape, dtype=torch.float32).exponential_(generator=generator)
+    return int((probabilities / noise.clamp(min=torch.finfo(torch.float32).tiny)).argmax())
 
 
-def choose(logits: Tensor, how: Sampling, generators: list[torch.Generator]) -> Tensor:
-    """The next token of each row: logits (B, V) -> ids (B); row i draws from generator i."""
-    if how.temperature < COLD:
+def choose(
+    logits: Tensor, how: Sampling, generators: list[torch.Generator], histories: Sequence[History] = ()
+) -> Tensor:
+    """The next token of each row: logits (B, V) -> ids (B); row i draws from generator i after history i."""
+    logits = adjusted(logits, how, histories) if histories else logits
+    if how.greedy:
         return logits.argmax(-1)
     probabilities = filtered(logits, how).softmax(-1).cpu()
     rows = zip(probabilities, generators, strict=True)
-    drawn = [torch.multinomial(row, 1, generator=generator) for row, generator in rows]
-    return torch.cat(drawn).to(logits.device)
+    return torch.tensor([race(row, generator) for row, generator in rows]).to(logits.device)

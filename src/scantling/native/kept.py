@@ -19,12 +19,12 @@ from scantling.native.weights import Weights
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_CODE = ("tiles.py", "decoder.py")
+_CODE = ("tiles.py", "packed.py")
 _CHECK = 4
 
 
 @dataclass(frozen=True)
-class Packed:
+class Kept:
     """A file whose name tells the weights, the model and the layout apart: the bytes, then their CRC-32.
 
     The file can be deleted at any time, and one that is damaged is written again.
@@ -33,7 +33,7 @@ class Packed:
     path: Path
 
     @classmethod
-    def of(cls, weights: Weights, outline: Outline) -> Packed | None:
+    def of(cls, weights: Weights, outline: Outline) -> Kept | None:
         """The file for these weights; None where nothing tells them from others."""
         if weights.key is None:
             return None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from scantling.parts.dims import Dim, Shape, elements
 from scantling.parts.leaf import HeadNorm, LayerNorm, Linear, Norm, RMSNorm
 from scantling.parts.mixing import Mixing, merged_step
-from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.part import FREE, Factor, Part, Step, Workload
 from scantling.parts.position import NoPosition, Position
 from scantling.parts.saved import Value, flowing
 from scantling.visibility import Visibility
@@ -74,46 +74,54 @@ class Attention(Part):
         return {"keys": kept, "values": kept}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        b, t, s, d = w.batch, w.tokens, w.keys, self.d_head
-        queries, new, kept = (b, self.n_heads, t, d), (b, self.n_kv_heads, t, d), (b, self.n_kv_heads, s, d)
+        B, T, S, D = w.B, w.T, w.S, Dim("d_head", self.d_head)
+        H, H_kv, d = Dim("H", self.n_heads), Dim("H_kv", self.n_kv_heads), Dim("d_model", self.d_model)
+        wide, narrow = {"d_in": d, "d_out": H * D}, {"d_in": d, "d_out": H_kv * D}
         read = {
-            "q": (yield from self.steps_of("q", w, "W_Q", "What each token asks.")),
-            "k": (yield from self.steps_of("k", w, "W_K", "What each token answers to.")),
-            "v": (yield from self.steps_of("v", w, "W_V", "What each token hands over.")),
+            "q": (yield from self.steps_of("q", w, "W_Q", "What each token asks.", wide)),
+            "k": (yield from self.steps_of("k", w, "W_K", "What each token answers to.", narrow)),
+            "v": (yield from self.steps_of("v", w, "W_V", "What each token hands over.", narrow)),
         }
         if self.clip:
             yield from self._clip_steps(w, read, self.clip)
         yield from self._norm_steps(w, read, over_width=True)
-        for name, shape in (("q", queries), ("k", new), ("v", new)):
+        for name, heads in (("q", H), ("k", H_kv), ("v", H_kv)):
             note = "The same numbers, seen head by head."
-            letter = "H" if name == "q" else "H_kv"
-            formula = f"(B,T,{letter}*D) -> (B,{letter},T,D)"
-            op, dtype = f"split {name} into heads", read[name].dtype
-            yield Step(f":{name}_heads", op, shape, formula=formula, note=note, dtype=dtype)
+            formula = f"(B, T, {heads.symbol}*d_head) -> (B, {heads.symbol}, T, d_head)"
+            op, axes, out = f"split {name} into heads", (B, heads, T, D), read[name]
+            yield Step(f":{name}_heads", op, axes, formula=formula, note=note, dtype=out.dtype, stored=False, out=out)
         yield from self._norm_steps(w, read, over_width=False)
         if self.position.turned:
-            for name, shape in (("q", queries), ("k", new)):
-                note = "Turns pairs of channels by the position: no parameters."
+            for name, heads in (("q", H), ("k", H_kv)):
+                note, axes = "Turns pairs of channels by the position: no parameters.", (B, heads, T, D)
                 saved, dtype = w.keep(*self.position.turning(w, read[name])), read[name].dtype
-                read[name] = Value(f"turned {name}", math.prod(shape), dtype)
+                read[name] = Value(f"turned {name}", elements(axes), dtype)
                 op, formula = f"RoPE on {name}", "x cos + rot(x) sin"
-                yield Step(f":{name}_rotated", op, shape, formula=formula, note=note, dtype=dtype, saved=saved)
+                out = read[name]
+                yield Step(f":{name}_rotated", op, axes, formula=formula, note=note, dtype=dtype, saved=saved, out=out)
         if self.visibility.causal and not w.training:
+            kept = (B, H_kv, S, D)
             yield Step(":keys", "keys in the cache", kept, formula="S = P + T", note="Kept for later tokens.")
             yield Step(":values", "values in the cache", kept, formula="S = P + T", note="Kept for later tokens.")
         if self.sinks:
             note = "A score per head that takes weight and gives no value."
-            yield Step(":sinks", "attention sinks", (self.n_heads,), self.n_heads, formula="s_h", note=note)
+            factors = (Factor("s", (H,), FREE, weight=True, formula="through the softmax"),)
+            yield Step(":sinks", "attention sinks", (H,), self.n_heads, formula="s_h", note=note, factors=factors)
         mixed = yield from flowing(self._mixing.steps(w, read["q"], read["k"], read["v"]), None)
-        yield merged_step((b, t, self.n_heads * d), mixed)
-        yield from self.steps_of("o", w.on(mixed), "W_O", "Writes what was read back to the stream's width.")
+        yield merged_step((B, T, H * D), D, mixed)
+        note = "Writes what was read back to the stream's width."
+        yield from self.steps_of("o", w.on(mixed), "W_O", note, {"d_in": H * D, "d_out": d})
 
     def _clip_steps(self, w: Workload, read: dict[str, Value], clip: float) -> Iterator[Step]:
-        for name, heads in (("q", self.n_heads), ("k", self.n_kv_heads), ("v", self.n_kv_heads)):
-            shape = (w.batch, w.tokens, heads * self.d_head)
+        for name, heads in (("q", Dim("H", self.n_heads)), ("k", self._kv), ("v", self._kv)):
+            axes = (w.B, w.T, heads * Dim("d_head", self.d_head))
             saved, dtype, op = w.keep(read[name]), read[name].dtype, f"clip {name}"
-            read[name] = Value(f"clipped {name}", math.prod(shape), dtype)
-            yield Step(f":{name}_clipped", op, shape, formula=f"clamp to {clip:g}", dtype=dtype, saved=saved)
+            read[name] = Value(f"clipped {name}", elements(axes), dtype)
+            yield Step(f":{name}_clipped", op, axes, formula=f"clamp to {clip:g}", dtype=dtype, saved=saved)
+
+    @property
+    def _kv(self) -> Dim:
+        return Dim("H_kv", self.n_kv_heads)
 
     @property
     def _mixing(self) -> Mixing:
@@ -138,10 +146,12 @@ class Attention(Part):
     def _norm_steps(self, w: Workload, read: dict[str, Value], over_width: bool) -> Iterator[Step]:
         if self.q_norm is None or self._norm_over_width != over_width:
             return
-        for name, heads in (("q", self.n_heads), ("k", self.n_kv_heads)):
-            lead = None if over_width else (w.batch, heads, w.tokens)
+        D = Dim("d_head", self.d_head)
+        for name, heads in (("q", Dim("H", self.n_heads)), ("k", self._kv)):
+            lead = None if over_width else (w.B, heads, w.T)
             inner, note = replace(w.on(read[name]), lead=lead), f"Keeps the size of {name} in bounds."
-            read[name] = yield from self.steps_of(f"{name}_norm", inner, note=note)
+            sizes = {"H": heads, "d": heads * D if over_width else D}
+            read[name] = yield from self.steps_of(f"{name}_norm", inner, note=note, sizes=sizes)
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         b, t, _ = x.shape

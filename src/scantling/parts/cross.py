@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from scantling.parts.dims import Dim, Shape, elements
 from scantling.parts.leaf import Linear
 from scantling.parts.mixing import Mixing, merged_step
-from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.part import Part, Step, Workload
 from scantling.parts.saved import Value, flowing
 
 
@@ -50,30 +50,33 @@ class CrossAttention(Part):
         return {"keys": kept, "values": kept}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        b, t, s, d = w.batch, w.tokens, w.sources, self.d_head
-        kept = (b, self.n_kv_heads, s, d)
-        q = yield from self.steps_of("q", w, "W_Q", "What each token asks of the source.")
-        k, v = Value("keys of the source", math.prod(kept)), Value("values of the source", math.prod(kept))
-        note = "The same numbers, seen head by head."
-        formula = "(B,T,H*D) -> (B,H,T,D)"
-        shape, op = (b, self.n_heads, t, d), "split q into heads"
-        yield Step(":q_heads", op, shape, formula=formula, note=note, dtype=q.dtype)
+        B, T, S, D, d = w.B, w.T, w.T_src, Dim("d_head", self.d_head), Dim("d_model", self.d_model)
+        H, H_kv = Dim("H", self.n_heads), Dim("H_kv", self.n_kv_heads)
+        kept = (B, H_kv, S, D)
+        q = yield from self.steps_of("q", w, "W_Q", "What each token asks of the source.", {"d_in": d, "d_out": H * D})
+        k, v = Value("keys of the source", elements(kept)), Value("values of the source", elements(kept))
+        note, formula = "The same numbers, seen head by head.", "(B, T, H*d_head) -> (B, H, T, d_head)"
+        op, axes = "split q into heads", (B, H, T, D)
+        yield Step(":q_heads", op, axes, formula=formula, note=note, dtype=q.dtype, stored=False, out=q)
         if w.past == 0:
-            source = replace(w, lead=(b, s), x=w.beside)
-            k = yield from self.steps_of("k", source, "W_K", "What each source token answers to.")
-            v = yield from self.steps_of("v", source, "W_V", "What each source token hands over.")
-            for name in "kv":
-                formula = "(B,S,H_kv*D) -> (B,H_kv,S,D)"
+            source, sizes = replace(w, lead=(B, S), x=w.beside), {"d_in": d, "d_out": H_kv * D}
+            k = yield from self.steps_of("k", source, "W_K", "What each source token answers to.", sizes)
+            v = yield from self.steps_of("v", source, "W_V", "What each source token hands over.", sizes)
+            for name, out in (("k", k), ("v", v)):
+                formula = "(B, T_src, H_kv*d_head) -> (B, H_kv, T_src, d_head)"
                 op = f"split {name} into heads"
-                yield Step(f":{name}_heads", op, kept, formula=formula, note=note, dtype=k.dtype)
+                dtype = out.dtype
+                yield Step(f":{name}_heads", op, kept, formula=formula, note=note, dtype=dtype, stored=False, out=out)
         if not w.training:
             note = "Of the source: made once, kept for every later token."
-            yield Step(":keys", "keys in the cache", kept, formula="S of the source", note=note)
-            yield Step(":values", "values in the cache", kept, formula="S of the source", note=note)
-        mixing = Mixing(self.n_heads, self.n_kv_heads, d, d, softcap=bool(self.softcap), dropout=bool(self.dropout))
+            yield Step(":keys", "keys in the cache", kept, formula="of the source", note=note)
+            yield Step(":values", "values in the cache", kept, formula="of the source", note=note)
+        soft, drop = bool(self.softcap), bool(self.dropout)
+        mixing = Mixing(self.n_heads, self.n_kv_heads, self.d_head, self.d_head, softcap=soft, dropout=drop)
         mixed = yield from flowing(mixing.steps(w, q, k, v), None)
-        yield merged_step((b, t, self.n_heads * d), mixed)
-        yield from self.steps_of("o", w.on(mixed), "W_O", "Writes what was read back to the stream's width.")
+        yield merged_step((B, T, H * D), D, mixed)
+        note = "Writes what was read back to the stream's width."
+        yield from self.steps_of("o", w.on(mixed), "W_O", note, {"d_in": H * D, "d_out": d})
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         b, t, _ = x.shape

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from scantling.parts.dims import ONE, Dim, Dims, Shape, elements, shape_of
 from scantling.parts.leaf import Linear, RMSNorm
 from scantling.parts.mixing import Mixing, merged_step
-from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.part import Part, Step, Workload
 from scantling.parts.position import NoPosition, Position
 from scantling.parts.saved import Value, flowing
 from scantling.visibility import Visibility
@@ -73,48 +73,71 @@ class LatentAttention(Part):
         }
 
     def state(self, w: Workload) -> Mapping[str, Shape]:
-        kept = (w.batch, 1, w.keys)
-        return {"latent": (*kept, self.kv_rank), "rope_key": (*kept, self.d_rope)}
+        return {name: shape_of(dims) for name, dims in self._kept(w).items()}
+
+    def _kept(self, w: Workload) -> dict[str, Dims]:
+        axes = (w.B, ONE, w.S)
+        return {"latent": (*axes, Dim("kv_rank", self.kv_rank)), "rope_key": (*axes, Dim("d_rope", self.d_rope))}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        b, h, t, s = w.batch, self.n_heads, w.tokens, w.keys
-        q = yield from self._query_steps(w)
-        down = yield from self.steps_of("kv_down", w, "W_DKV, W_KR", "A narrow latent, and one key for the position.")
-        latent = yield from self.steps_of("kv_norm", w.on(down), note="Keeps the size of the latent in bounds.")
-        note = "The same numbers, seen head by head."
-        shape, formula, op = (b, h, t, self.d_head), "(B,T,H*D) -> (B,H,T,D)", "split q into heads"
-        yield Step(":q_heads", op, shape, formula=formula, note=note, dtype=q.dtype)
+        B, T, S, H, D = w.B, w.T, w.S, Dim("H", self.n_heads), Dim("d_head", self.d_head)
+        D_v, d_rope = Dim("d_value", self.d_value), Dim("d_rope", self.d_rope)
+        d, rank = Dim("d_model", self.d_model), Dim("kv_rank", self.kv_rank)
+        q = yield from self._query_steps(w, d, H * D)
+        note = "A narrow latent, and one key for the position."
+        down = yield from self.steps_of("kv_down", w, "W_DKV, W_KR", note, {"d_in": d, "d_out": rank + d_rope})
+        note = "Keeps the size of the latent in bounds."
+        latent = yield from self.steps_of("kv_norm", w.on(down), note=note, sizes={"d": rank})
+        note, formula = "The same numbers, seen head by head.", "(B, T, H*d_head) -> (B, H, T, d_head)"
+        op, axes = "split q into heads", (B, H, T, D)
+        yield Step(":q_heads", op, axes, formula=formula, note=note, dtype=q.dtype, stored=False, out=q)
         if self.position.turned:
-            note = f"Turns pairs of the last {self.d_rope} channels by the position: no parameters."
-            shape, formula = (b, h, t, self.d_head), "[q_nope, q_rope cos + rot(q_rope) sin]"
-            q, saved = Value("turned q", math.prod(shape), q.dtype), w.keep(*self.position.turning(w, q))
-            yield Step(":q_rotated", "RoPE on q", shape, formula=formula, note=note, dtype=q.dtype, saved=saved)
-            note, op = "One turned key, which all heads share.", "RoPE on the shared key"
-            shape, formula = (b, 1, t, self.d_rope), "x cos + rot(x) sin"
-            yield Step(":k_rotated", op, shape, formula=formula, note=note, dtype=down.dtype, saved=saved)
+            q = yield from self._turned_steps(w, (B, H, T, D), (B, ONE, T, d_rope), (q, down))
         if not w.training:
             note = "Kept for later tokens instead of keys and values."
-            for name, kept in self.state(w).items():
+            for name, kept in self._kept(w).items():
                 yield Step(f":{name}", f"{name.replace('_', ' ')} in the cache", kept, formula="S = P + T", note=note)
-        note = "Keys and values of every position, from the latents."
-        up = yield from self.steps_of("kv_up", replace(w.on(latent), lead=(b, s)), "W_UK, W_UV", note)
-        k = Value("keys by head", b * h * s * self.d_head, up.dtype)
-        v = Value("values by head", b * h * s * self.d_value, up.dtype)
-        note, shape = "Each head's own channels, and the shared ones that carry the position.", (b, h, s, self.d_head)
-        yield Step(":k_heads", k.name, shape, formula="[k_nope_h, k_rope]", note=note, dtype=k.dtype)
-        note, shape = "What each position hands over, head by head.", (b, h, s, self.d_value)
-        yield Step(":v_heads", v.name, shape, formula="v_h", note=note, dtype=v.dtype)
-        mixing = Mixing(h, h, self.d_head, self.d_value, self.visibility, self.position, dropout=bool(self.dropout))
-        mixed = yield from flowing(mixing.steps(w, q, k, v), None)
-        yield merged_step((b, t, h * self.d_value), mixed)
-        yield from self.steps_of("o", w.on(mixed), "W_O", "Writes what was read back to the stream's width.")
+        note, inner = "Keys and values of every position, from the latents.", replace(w.on(latent), lead=(B, S))
+        sizes = {"d_in": rank, "d_out": H * (Dim("d_nope", self.d_nope) + D_v)}
+        up = yield from self.steps_of("kv_up", inner, "W_UK, W_UV", note, sizes)
+        keys, values = (B, H, S, D), (B, H, S, D_v)
+        k = Value("keys by head", elements(keys), up.dtype)
+        v = Value("values by head", elements(values), up.dtype)
+        note = "Each head's own channels, and the shared ones that carry the position."
+        yield Step(":k_heads", k.name, keys, formula="[k_nope_h, k_rope]", note=note, dtype=k.dtype)
+        note = "What each position hands over, head by head."
+        yield Step(":v_heads", v.name, values, formula="v_h", note=note, dtype=v.dtype)
+        mixed = yield from flowing(self._mixing.steps(w, q, k, v), None)
+        yield merged_step((B, T, H * D_v), D_v, mixed)
+        note = "Writes what was read back to the stream's width."
+        yield from self.steps_of("o", w.on(mixed), "W_O", note, {"d_in": H * D_v, "d_out": d})
 
-    def _query_steps(self, w: Workload) -> Generator[Step, None, Value]:
+    @property
+    def _mixing(self) -> Mixing:
+        heads, drop = self.n_heads, bool(self.dropout)
+        return Mixing(heads, heads, self.d_head, self.d_value, self.visibility, self.position, dropout=drop)
+
+    def _turned_steps(
+        self, w: Workload, queries: Dims, key: Dims, read: tuple[Value, Value]
+    ) -> Generator[Step, None, Value]:
+        """Rows that turn `read`, queries and the shared key; returns the turned queries."""
+        note = f"Turns pairs of the last {self.d_rope} channels by the position: no parameters."
+        saved, formula = w.keep(*self.position.turning(w, read[0])), "[q_nope, q_rope cos + rot(q_rope) sin]"
+        q, dtype = Value("turned q", elements(queries), read[0].dtype), read[0].dtype
+        yield Step(":q_rotated", "RoPE on q", queries, formula=formula, note=note, dtype=dtype, saved=saved, out=q)
+        note, op, formula = "One turned key, which all heads share.", "RoPE on the shared key", "x cos + rot(x) sin"
+        yield Step(":k_rotated", op, key, formula=formula, note=note, dtype=read[1].dtype, saved=saved)
+        return q
+
+    def _query_steps(self, w: Workload, d: Dim, width: Dim) -> Generator[Step, None, Value]:
         if self.q_rank is None:
-            return (yield from self.steps_of("q", w, "W_Q", "What each token asks."))
-        down = yield from self.steps_of("q_down", w, "W_DQ", "A narrow latent of what each token asks.")
-        latent = yield from self.steps_of("q_norm", w.on(down), note="Keeps the size of the latent in bounds.")
-        return (yield from self.steps_of("q_up", w.on(latent), "W_UQ", "What each token asks, from its latent."))
+            return (yield from self.steps_of("q", w, "W_Q", "What each token asks.", {"d_in": d, "d_out": width}))
+        rank, note = Dim("q_rank", self.q_rank), "A narrow latent of what each token asks."
+        down = yield from self.steps_of("q_down", w, "W_DQ", note, {"d_in": d, "d_out": rank})
+        note = "Keeps the size of the latent in bounds."
+        latent = yield from self.steps_of("q_norm", w.on(down), note=note, sizes={"d": rank})
+        note, sizes = "What each token asks, from its latent.", {"d_in": rank, "d_out": width}
+        return (yield from self.steps_of("q_up", w.on(latent), "W_UQ", note, sizes))
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         b, t, _ = x.shape

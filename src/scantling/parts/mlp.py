@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from scantling.parts.dims import Dim, elements
 from scantling.parts.leaf import GroupedLinear, Linear
 from scantling.parts.part import Part, Step, Workload
 from scantling.parts.saved import Value
@@ -57,12 +57,15 @@ class MLP(Part):
         }
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        up = yield from self.steps_of("up", w, "up", "Widens each token's vector.")
-        hidden, kept = activated(self.act, up, math.prod(w.rows) * self.d_ff)
-        note, shape, formula = "The only step of the MLP that is not linear.", (*w.rows, self.d_ff), f"{self.act}(up)"
+        d, d_ff = Dim("d_model", self.d_model), Dim("d_ff", self.d_ff)
+        up = yield from self.steps_of("up", w, "up", "Widens each token's vector.", {"d_in": d, "d_out": d_ff})
+        out = (*w.rows, d_ff)
+        hidden, kept = activated(self.act, up, elements(out))
+        note, formula = "The only step of the MLP that is not linear.", f"{self.act}(up)"
         saved = w.keep(*kept)
-        yield Step(":hidden", self.act, shape, formula=formula, note=note, dtype=up.dtype, saved=saved, out=hidden)
-        yield from self.steps_of("down", w.on(hidden), "down", "Back to the stream's width.")
+        yield Step(":hidden", self.act, out, formula=formula, note=note, dtype=up.dtype, saved=saved, out=hidden)
+        narrower = {"d_in": d_ff, "d_out": d}
+        yield from self.steps_of("down", w.on(hidden), "down", "Back to the stream's width.", narrower)
 
     def forward(self, net: Any, x: Any, ctx: Any, *groups: Any) -> Any:
         hidden = ctx.mark(net, "hidden", ctx.activate(self.act, net.up(x, *groups)))
@@ -97,15 +100,20 @@ class GatedMLP(Part):
         }
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        gate = yield from self.steps_of("gate", w, "gate", "Decides how much of each hidden channel passes.")
-        up = yield from self.steps_of("up", w, "up", "Widens each token's vector.")
+        d, d_ff = Dim("d_model", self.d_model), Dim("d_ff", self.d_ff)
+        note, wider = "Decides how much of each hidden channel passes.", {"d_in": d, "d_out": d_ff}
+        gate = yield from self.steps_of("gate", w, "gate", note, wider)
+        up = yield from self.steps_of("up", w, "up", "Widens each token's vector.", wider)
         formula = f"{self.act}(gate) * up" if self.clamp is None else "(up + 1) * gate * sigmoid(alpha gate), clamped"
-        note, shape, op = "The gate scales each hidden channel.", (*w.rows, self.d_ff), f"{self.act}(gate) x up"
-        hidden = Step(":hidden", op, shape, formula=formula, note=note, dtype=w.joint(gate, up))
-        yield replace(hidden, saved=w.keep(*self._saved(gate, up, math.prod(shape))))
-        yield from self.steps_of("down", w.on(hidden.passed_on), "down", "Back to the stream's width.")
+        note, out, op = "The gate scales each hidden channel.", (*w.rows, d_ff), f"{self.act}(gate) x up"
+        hidden = Step(":hidden", op, out, formula=formula, note=note, dtype=w.joint(gate, up))
+        yield replace(hidden, saved=w.keep(*self._saved(w, gate, up, elements(out))))
+        narrower = {"d_in": d_ff, "d_out": d}
+        yield from self.steps_of("down", w.on(hidden.out), "down", "Back to the stream's width.", narrower)
 
-    def _saved(self, gate: Value, up: Value, numel: int) -> tuple[Value, ...]:
+    def _saved(self, w: Workload, gate: Value, up: Value, numel: int) -> tuple[Value, ...]:
+        if w.accelerator:
+            return gate, up
         if self.clamp is None:
             passed, kept = activated(self.act, gate, numel)
             return *kept, passed, up

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from scantling.parts.dims import ONE, Dim, Shape, elements
 from scantling.parts.leaf import WIDE, Linear
 from scantling.parts.mlp import MLP, GatedMLP
-from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.part import Part, Step, Workload
 from scantling.parts.saved import Value
 
 
@@ -55,22 +55,22 @@ class Router(Part):
         return {"selection_bias": (self.n_experts,)} if self.selection_bias else {}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        logits = yield from self.steps_of("choose", w, "router", "Scores every expert for each token.")
+        d, E, k = Dim("d_model", self.d_model), Dim("E", self.n_experts), Dim("k", self.top_k)
+        note = "Scores every expert for each token."
+        logits = yield from self.steps_of("choose", w, "router", note, {"d_in": d, "d_out": E})
         if self.selection_bias:
             note = "Decides who is chosen, not with what weight."
-            yield Step(":selection", "selection bias", (*w.rows, self.n_experts), formula="s + b", note=note)
+            yield Step(":selection", "selection bias", (*w.rows, E), formula="s + b", note=note)
         kind = {"softmax": "softmax", "sigmoid": "sigmoid", "top_softmax": "scores, then softmax"}[self.scores]
         formula = f"top-{self.top_k} of {kind}" + (", divided by their sum" if self.normalize else "")
-        shape, saved = (*w.rows, self.top_k), w.keep(*self._saved(w, logits))
-        kept = Value("weights of the chosen", math.prod(shape), w.read(0).dtype)
-        note = "The weights of the chosen."
-        yield Step(
-            ":kept", "choose experts", shape, formula=formula, note=note, dtype=kept.dtype, saved=saved, out=kept
-        )
+        out, saved = (*w.rows, k), w.keep(*self._saved(w, logits))
+        kept, note = Value("weights of the chosen", elements(out), w.read(0).dtype), "The weights of the chosen."
+        op, dtype = "choose experts", kept.dtype
+        yield Step(":kept", op, out, formula=formula, note=note, dtype=dtype, saved=saved, out=kept)
 
     def _saved(self, w: Workload, logits: Value) -> tuple[Value, ...]:
         """What each choice keeps; who is chosen gets no gradient, the weights of the chosen do."""
-        rows = math.prod(w.rows)
+        rows = elements(w.rows)
         chosen = Value("the chosen experts", rows * self.top_k, "int64")
         kept = Value("their scores", rows * self.top_k, WIDE)
         every = Value("scores of all experts", rows * self.n_experts, WIDE)
@@ -137,43 +137,37 @@ class MoE(Part):
         return self.experts.params // router.n_experts * (router.n_experts - router.top_k)
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        sent = math.prod(w.rows) * self.router.top_k
-        shape = (*w.rows, self.router.d_model)
+        d, rows = Dim("d_model", self.router.d_model), Dim("k", self.router.top_k)
+        for axis in reversed(w.rows):
+            rows = axis * rows
+        sent, size, out = rows.size, elements((rows, d)), (*w.rows, d)
         kept = yield from self.steps_of("router", w)
         note = "Each token once per chosen expert, sorted by expert."
-        rows, size = (sent, self.router.d_model), sent * self.router.d_model
-        copies, saved = Value("tokens by expert", size, w.read(0).dtype), Value("token of each row", sent, "int64")
-        yield Step(
-            ":sent",
-            "send to experts",
-            rows,
-            formula="x[order]",
-            note=note,
-            dtype=copies.dtype,
-            saved=w.keep(saved),
-            out=copies,
+        copies, saved = (
+            Value("tokens by expert", size, w.read(0).dtype),
+            w.keep(Value("token of each row", sent, "int64")),
         )
+        op, dtype = "send to experts", copies.dtype
+        yield Step(":sent", op, (rows, d), formula="x[order]", note=note, dtype=dtype, saved=saved, out=copies)
         ends = Value("where each expert's rows end", self.router.n_experts, "int32")
-        inner = replace(w.on(copies), lead=(sent,), beside=ends)
-        given = yield from self.steps_of("experts", inner)
-        given = Value("outputs by token", size, given.dtype)
+        made = yield from self.steps_of("experts", replace(w.on(copies), lead=(rows,), beside=ends))
+        given = Value("outputs by token", size, made.dtype)
         note, dtype = "Each token's expert outputs, weighted and added.", w.joint(given, kept)
-        kept_here = w.keep(Value("row of each choice", sent, "int64"), given, kept)
-        yield Step(":combined", "combine", shape, formula="sum_e weight_e y_e", note=note, dtype=dtype, saved=kept_here)
+        saved = w.keep(Value("row of each choice", sent, "int64"), given, kept)
+        yield Step(":combined", "combine", out, formula="sum_e weight_e y_e", note=note, dtype=dtype, saved=saved)
         if self.shared:
-            yield from self._shared_steps(w, Value("combined", math.prod(shape), dtype))
+            yield from self._shared_steps(w, d, Value("combined", elements(out), dtype))
 
-    def _shared_steps(self, w: Workload, combined: Value) -> Iterator[Step]:
-        shape = (*w.rows, self.router.d_model)
-        given = yield from self.steps_of("shared", w)
+    def _shared_steps(self, w: Workload, d: Dim, combined: Value) -> Iterator[Step]:
+        given, out = (yield from self.steps_of("shared", w)), (*w.rows, d)
         if self.shared_gate:
-            note = "How much of the shared MLP each token takes."
-            gate = yield from self.steps_of("shared_gate", w, "shared gate", note)
-            saved = w.keep(Value("sigmoid(g)", math.prod(w.rows), gate.dtype), given)
+            note, sizes = "How much of the shared MLP each token takes.", {"d_in": d, "d_out": ONE}
+            gate = yield from self.steps_of("shared_gate", w, "shared gate", note, sizes)
+            saved = w.keep(Value("sigmoid(g)", elements(w.rows), gate.dtype), given)
             dtype, op = w.joint(gate, given), "gate the shared MLP"
-            yield Step(":gated_shared", op, shape, formula="sigmoid(g) shared(x)", dtype=dtype, saved=saved)
+            yield Step(":gated_shared", op, out, formula="sigmoid(g) shared(x)", dtype=dtype, saved=saved)
         dtype, note, op = w.joint(combined, given), "Used by every token.", "add the shared MLP"
-        yield Step(":with_shared", op, shape, formula="y + shared(x)", note=note, dtype=dtype)
+        yield Step(":with_shared", op, out, formula="y + shared(x)", note=note, dtype=dtype)
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         kept, experts = net.router(x, ctx)

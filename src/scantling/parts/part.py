@@ -7,188 +7,23 @@ In a part's `forward(self, net, ...)`, `self` is the drawing (sizes and choices,
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from scantling.errors import ScantlingInputError
-from scantling.parts.saved import POLICIES, Value, flowing
-from scantling.units import DTYPE_BYTES
+from scantling.parts.cost import FREE, Cost
+from scantling.parts.dims import Dim, Shape
+from scantling.parts.saved import Value, flowing
+from scantling.parts.step import Factor, Step, join, named, total
+from scantling.parts.work import Workload
 
 if TYPE_CHECKING:
     from torch import nn
 
-Shape: TypeAlias = tuple[int, ...]
+__all__ = ["FREE", "Child", "Cost", "Factor", "Part", "Shape", "Step", "Workload", "cycles", "join", "total"]
+
 Child: TypeAlias = "Part | tuple[Part, ...]"
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What a model is asked to do in one pass.
-
-    Attributes:
-        batch: rows (B).
-        tokens: new positions per row (T).
-        past: positions already in the cache (P); keys are S = P + T.
-        source: positions of an encoder-decoder's source; default as many as its keys.
-        training: no cache, and a loss over every position instead of next-token probabilities.
-        kernel: ``fused`` never holds the T x S scores; ``reference`` is plain matmul and softmax.
-        lead: leading shape of the activations where it is not (B, T): the rows sent to experts.
-        last_only: the head reads the last position only, as a prefill does.
-        unrolled: rows for every block, instead of one block with the number of its repeats.
-        prefix_lengths: of each row, in layers with a prefix; () where no row has one.
-        dtype: of weights and activations, which decides what a training pass keeps.
-        autocast: what torch.autocast runs products in, where it is not `dtype`.
-        recompute: what a training pass computes again in the backward: ``none``, ``selective``, ``block``.
-        packed: documents share the rows, and each row has its own.
-        x: what the part reads, known inside a training pass.
-        beside: what it reads besides: the encoder's output, or where each expert's rows end.
-    """
-
-    batch: int = 1
-    tokens: int = 1
-    past: int = 0
-    source: int | None = None
-    training: bool = False
-    kernel: str = "fused"
-    lead: Shape | None = None
-    last_only: bool = False
-    unrolled: bool = False
-    prefix_lengths: tuple[int, ...] = ()
-    dtype: str = "float32"
-    autocast: str | None = None
-    recompute: str = "none"
-    packed: bool = False
-    x: Value | None = None
-    beside: Value | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("batch", 1), ("tokens", 1), ("past", 0), ("source", 1)):
-            value = getattr(self, name)
-            if name == "source" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ScantlingInputError(f"{name} is {value!r}; a whole number of at least {least} is needed")
-        if self.kernel not in ("fused", "reference"):
-            raise ScantlingInputError(f"kernel is {self.kernel!r}; use fused or reference")
-        if self.recompute not in POLICIES:
-            raise ScantlingInputError(f"recompute is {self.recompute!r}; use one of {', '.join(POLICIES)}")
-        if self.training and self.past:
-            raise ScantlingInputError("a training pass has no cache: past must be 0")
-        if self.prefix_lengths and (len(self.prefix_lengths) != self.batch or min(self.prefix_lengths) < 0):
-            raise ScantlingInputError(
-                f"prefix_lengths are {list(self.prefix_lengths)}; a length of at least 0 for each of {self.batch} rows"
-                " is needed"
-            )
-
-    @property
-    def keys(self) -> int:
-        """Key positions per row: S = P + T."""
-        return self.past + self.tokens
-
-    @property
-    def sources(self) -> int:
-        """Positions of the source."""
-        return self.keys if self.source is None else self.source
-
-    @property
-    def rows(self) -> Shape:
-        """Leading shape of an activation."""
-        return (self.batch, self.tokens) if self.lead is None else self.lead
-
-    def on(self, x: Value) -> Workload:
-        """The same for a part that reads `x`."""
-        return replace(self, x=x) if self.training else self
-
-    def read(self, numel: int, dtype: str | None = None) -> Value:
-        """What the part reads; where nobody says, a tensor of its own."""
-        return self.x or Value("x", numel, dtype)
-
-    def keep(self, *values: Value) -> tuple[Value, ...]:
-        """The values in training, nothing in inference."""
-        return values if self.training else ()
-
-    def cast(self, x: Value, numel: int, dtype: str | None) -> Value:
-        """`x`, of which `numel` elements are meant, in `dtype`: itself where that is what it has."""
-        return x if (x.dtype or self.dtype) == (dtype or self.dtype) else Value(f"{x.name} as {dtype}", numel, dtype)
-
-    def factor(self, x: Value, numel: int) -> Value:
-        """`x` as a product reads it: autocast casts it each time."""
-        return x if self.autocast is None else self.cast(x, numel, self.autocast)
-
-    def joint(self, *values: Value) -> str | None:
-        """The dtype of a sum: that of the widest, where it is not the activations' own."""
-        widest = max((v.dtype or self.dtype for v in values), key=DTYPE_BYTES.__getitem__)
-        return None if widest == self.dtype else widest
-
-    @property
-    def places(self) -> int:
-        """Rows that have positions of their own: one for all, unless they are packed."""
-        return self.batch if self.packed else 1
-
-
-@dataclass(frozen=True)
-class Step:
-    """One row of the trace.
-
-    Attributes:
-        path: the module whose output this is, or ``module:point`` for a value between modules.
-        op: what happens, in two or three words.
-        shape: of the output.
-        params: parameters used here and counted here (a tied matrix is counted where it is owned).
-        flops: of matrix products only, 2 per multiply-add, attention over the full T x S square.
-        flops_visible: the same with only the pairs that the layer's Visibility lets be seen.
-        repeat: how many equal blocks this row stands for.
-        formula: the operation in symbols.
-        note: one plain sentence.
-        dtype: of the output where it is not the activations' own.
-        stored: whether the output is a tensor of its own; False where a kernel only reads it by an index.
-        saved: what autograd keeps here for the backward, also where another row keeps it too.
-        saved_bytes: of what no row before keeps; known in the rows of a whole Transformer.
-        flops_before_saving: of the products that come before the last value is kept here.
-        flops_again: computed a second time in the backward.
-        out: what is passed on, where it is not a tensor of this row's own.
-    """
-
-    path: str
-    op: str
-    shape: Shape
-    params: int = 0
-    flops: int = 0
-    flops_visible: int = 0
-    repeat: int = 1
-    formula: str = ""
-    note: str = ""
-    dtype: str | None = None
-    stored: bool = True
-    saved: tuple[Value, ...] = ()
-    saved_bytes: int = 0
-    flops_before_saving: int = 0
-    flops_again: int = 0
-    out: Value | None = None
-
-    @property
-    def passed_on(self) -> Value:
-        """The storage of what the next part reads."""
-        return self.out or Value(self.op, self.numel, self.dtype)
-
-    @property
-    def numel(self) -> int:
-        """Elements of the output."""
-        return math.prod(self.shape)
-
-    def under(self, prefix: str) -> Step:
-        """The same row seen from the parent: its path prefixed."""
-        return replace(self, path=join(prefix, self.path))
-
-    def times(self, repeat: int) -> Step:
-        """The same row standing for `repeat` equal blocks."""
-        return replace(self, repeat=self.repeat * repeat)
-
-
-def join(prefix: str, path: str) -> str:
-    """A dotted path; capture points hang on a colon: ``attn`` + ``:q_heads`` is ``attn:q_heads``."""
-    return prefix + path if not prefix or not path or path.startswith(":") else f"{prefix}.{path}"
+NOTHING: Mapping[str, Dim] = {}
 
 
 class Part:
@@ -318,9 +153,13 @@ class Part:
         return self.params - self.idle_params()
 
     def steps_of(
-        self, name: str, w: Workload, op: str | None = None, note: str | None = None
+        self, name: str, w: Workload, op: str | None = None, note: str | None = None, sizes: Mapping[str, Dim] = NOTHING
     ) -> Generator[Step, None, Value]:
-        """Rows of the child `name`, seen from here; `op` and `note` say what the child is to this part.
+        """Rows of the child `name`, seen from here.
+
+        Args:
+            op, note: what the child is to this part.
+            sizes: this part's symbols for those of the child: its ``d_out`` is our ``H*d_head``.
 
         Returns:
             What the child passes on.
@@ -328,7 +167,14 @@ class Part:
         child = self.children()[name]
         assert isinstance(child, Part)
         seen = (
-            replace(step, path=join(name, step.path), op=op or step.op, note=note or step.note)
+            replace(
+                step,
+                path=join(name, step.path),
+                op=op or step.op,
+                note=note or step.note,
+                dims=named(step.dims, sizes),
+                factors=tuple(factor._replace(dims=named(factor.dims, sizes)) for factor in step.factors),
+            )
             for step in child.steps(w)
         )
         return (yield from flowing(seen, w.x))
@@ -353,8 +199,3 @@ def cycles(parts: tuple[Part, ...]) -> Iterator[tuple[int, int, int]]:
         period, times = best
         yield start, period, times
         start += period * times
-
-
-def total(steps: Iterable[Step], field: str) -> int:
-    """Sum of a numeric field over rows, each as often as it repeats."""
-    return sum(int(getattr(step, field)) * step.repeat for step in steps)

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from scantling.parts.dims import Dim, Shape
 from scantling.parts.leaf import Embedding
-from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.part import Part, Step, Workload
 from scantling.parts.saved import Value
 
 if TYPE_CHECKING:
@@ -95,11 +96,13 @@ class Learned(Position):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         # Where tokens are counted, each row has positions of its own.
-        rows = replace(w, batch=w.places if self.pad_id is None else w.batch, lead=None, x=None)
-        yield from self.steps_of("table", rows, "position lookup", "One trained vector per position.")
+        rows = replace(w, lead=(w.places if self.pad_id is None else w.B, w.T), x=None)
+        d, note = Dim("d_model", self.d_model), "One trained vector per position."
+        sizes = {"d": d, "rows": Dim("positions", self.n_positions + self.offset)}
+        yield from self.steps_of("table", rows, "position lookup", note, sizes)
         note = "Now the order shows in the vectors."
-        shape, dtype = (*w.rows, self.d_model), w.joint(w.read(0), Value("P", 0))
-        yield Step(":added", "add positions", shape, formula="x + P[positions]", note=note, dtype=dtype)
+        axes, dtype = (*w.rows, d), w.joint(w.read(0), Value("P", 0))
+        yield Step(":added", "add positions", axes, formula="x + P[positions]", note=note, dtype=dtype)
 
     def embed(self, net: Any, x: Any, ctx: Any) -> Any:
         if self.pad_id is not None:
@@ -129,13 +132,14 @@ class Sinusoidal(Position):
         return {} if self.rows is None else {"table": WaveTable(self.rows, self.d_model, self.theta, self.halves)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
+        d = Dim("d_model", self.d_model)
         if self.rows is not None:
-            rows = Workload(w.places, w.tokens)
-            yield from self.steps_of("table", rows, "position lookup", "One fixed vector per position.")
+            rows, note = Workload(lead=(w.places, w.T)), "One fixed vector per position."
+            yield from self.steps_of("table", rows, "position lookup", note, {"d": d})
         note, formula = "Now the order shows in the vectors.", "x + [sin, cos](p / theta^(2i/d))"
-        x, shape = w.read(0), (*w.rows, self.d_model)
+        x, axes = w.read(0), (*w.rows, d)
         dtype = x.dtype if self.rows is None else w.joint(x, Value("waves", 0))
-        yield Step(":added", "add waves", shape, formula=formula, note=note, dtype=dtype)
+        yield Step(":added", "add waves", axes, formula=formula, note=note, dtype=dtype)
 
     def embed(self, net: Any, x: Any, ctx: Any) -> Any:
         if self.rows is not None:
@@ -159,7 +163,7 @@ class WaveTable(Part):
         return {"weight": (self.rows, self.d_model)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        yield Step("", "embedding lookup", (*w.rows, self.d_model), self.params, formula="E[positions]")
+        yield Step("", "embedding lookup", (*w.rows, Dim("d", self.d_model)), self.params, formula="E[positions]")
 
     def module(self, path: str) -> nn.Module:
         import torch
@@ -205,7 +209,7 @@ class ALiBi(Position):
 
     def shift(self, w: Workload, rows: int) -> Shift:
         # Rounded penalties depend on the key alone.
-        return Shift(self.n_heads * w.keys * (w.places if self.rounded else rows))
+        return Shift(self.n_heads * w.keys * (w.places.size if self.rounded else rows))
 
 
 def inverse_frequencies(theta: float, width: int) -> tuple[float, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from scantling.parts.dims import ONE, Dim
 from scantling.parts.leaf import Embedding
 from scantling.parts.part import Part, Step, Workload
 from scantling.parts.position import Position, Shift
@@ -33,10 +34,11 @@ class RelativeBias(Position):
         return {"table": Embedding(self.buckets, self.n_heads)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        distances = replace(w, lead=(w.keys + w.tokens - 1,), x=None)
+        distances = replace(w, lead=(w.S + w.T - ONE,), x=None)
+        sizes = {"d": Dim("H", self.n_heads), "rows": Dim("buckets", self.buckets)}
         note = "One learned shift per distance and head; all layers of the stack share them."
-        for step in self.steps_of("table", distances, "bias per distance", note):
-            yield replace(step, out=w.x)
+        for step in self.steps_of("table", distances, "bias per distance", note, sizes):
+            yield replace(step, out=w.read(0))
 
     def shift(self, w: Workload, rows: int) -> Shift:
         numel = self.n_heads * rows * w.keys

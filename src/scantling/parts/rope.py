@@ -174,7 +174,7 @@ class RoPE(Position):
         return ctx.turns(self.frequencies(length), self.interleaved, factor)
 
     def turning(self, w: Workload, x: Value) -> tuple[Value, ...]:
-        numel, dtype = w.places * w.tokens * self.d_rotary, x.dtype or w.dtype
+        numel, dtype = w.places.size * w.tokens * self.d_rotary, x.dtype or w.dtype
         return tuple(Value(name, numel, dtype, (name, self, dtype)) for name in ("cosines", "sines"))
 
     @property

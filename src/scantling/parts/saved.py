@@ -10,15 +10,21 @@ from collections.abc import Generator, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from scantling.parts.cost import FREE
 from scantling.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
-    from scantling.parts.part import Step, Workload
+    from scantling.parts.step import Step
+    from scantling.parts.work import Workload
 
 POLICIES = ("none", "selective", "block")
 """What is computed again in the backward instead of kept: nothing; the inner part of attention, of which queries, keys
 and values are kept (Korthikanti et al., arXiv:2205.05198, section 5); whole blocks, of which the input is kept (Chen
 et al., arXiv:1604.06174)."""
+
+
+NARROW = "weights as autocast reads them"
+"""Name of the copies of weights that autocast makes and the backward keeps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,17 +48,12 @@ class Value:
         return self.numel * DTYPE_BYTES[self.dtype or activations]
 
 
-def dropped(x: Value, numel: int) -> Value:
-    """What dropout of x keeps: on CPU torch multiplies by zeros and 1 / (1 - p) in the dtype of what it drops."""
-    return Value("factors of dropout", numel, x.dtype)
-
-
 def flowing(steps: Iterable[Step], x: Value | None) -> Generator[Step, None, Value]:
     """The same rows; returns what the last of them passes on, which is `x` where there are none."""
     last = None
     for last in steps:
         yield last
-    return (x or Value("x", 0)) if last is None else last.passed_on
+    return (x or Value("x", 0)) if last is None else last.out
 
 
 def region(steps: Iterable[Step], kept: tuple[Value, ...]) -> Iterator[Step]:
@@ -64,8 +65,8 @@ def region(steps: Iterable[Step], kept: tuple[Value, ...]) -> Iterator[Step]:
     rows = list(steps)
     last = max((i for i, step in enumerate(rows) if step.saved), default=-1)
     for i, step in enumerate(rows):
-        again = step.flops if i < last else step.flops_before_saving if i == last else 0
-        yield replace(step, saved=kept if i == 0 else (), flops_again=again)
+        again = step.cost if i < last else step.before_saving if i == last else FREE
+        yield replace(step, saved=kept if i == 0 else (), again=again)
 
 
 def settled(steps: Iterable[Step], w: Workload) -> list[Step]:

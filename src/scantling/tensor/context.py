@@ -12,7 +12,7 @@ from torch import Tensor
 from scantling.errors import ScantlingInputError
 from scantling.tensor import mask, rotate
 from scantling.tensor.attend import BiasRows, Terms, in_torch, kernel, share
-from scantling.tensor.cache import Cache
+from scantling.tensor.cache import KeyCache
 from scantling.tensor.recompute import again, policy
 from scantling.tensor.router_losses import Routing
 from scantling.visibility import Visibility
@@ -34,7 +34,8 @@ class Context:
     """Everything of a pass that is not a weight.
 
     Attributes:
-        past: positions already in the cache.
+        past: positions already in the cache; where rows differ, in the longest.
+        pasts: (B,) positions already in each row, where they differ; then `positions` are given.
         positions: (1 or B, T) position ids.
         padding: (B, past + T) bool, True at real tokens, or None.
         cache: filled by this pass, or None.
@@ -66,7 +67,7 @@ class Context:
         *,
         positions: Tensor | None = None,
         padding: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: KeyCache | None = None,
         kernel_name: str = "fused",
         training: bool = False,
         recorder: Recorder | None = None,
@@ -83,6 +84,7 @@ class Context:
     ) -> None:
         self.batch, self.tokens, self.device = batch, tokens, device
         self.past = 0 if cache is None else cache.length
+        self.pasts = None if cache is None else cache.pasts
         self.packed = None if documents is None else mask.Packed.of(documents)
         if self.packed is not None:
             if padding is not None or prefix_lengths is not None or cache is not None:
@@ -121,10 +123,12 @@ class Context:
         if self.prefix_lengths is None or self.cache is None:
             return
         real = self.prefix_lengths.new_tensor([self.past, self.past + self.tokens])[:, None]
+        if self.pasts is not None:
+            real = torch.stack([self.pasts, self.pasts + self.tokens])
         if self.padding is not None:
             real = torch.stack([self.padding[:, : self.past].sum(-1), self.padding.sum(-1)])
         # A prefix of one token has nothing ahead to read.
-        cut = (self.prefix_lengths > 1) & (self.prefix_lengths > (real[0] if self.past else real[1]))
+        cut = (self.prefix_lengths > 1) & (self.prefix_lengths > torch.where(real[0] > 0, real[0], real[1]))
         if bool(cut.any()):
             raise ScantlingInputError(
                 f"a prefix of {int(self.prefix_lengths[cut].max())} tokens goes into a cache in one pass, the first; "
@@ -235,8 +239,13 @@ class Context:
             place = place if self.packed is None else self.packed.positions
             tilt, place = tilt.bfloat16(), place.bfloat16()
             return lambda start, end: (tilt * place[:, None, None, :]).float() * scale
-        query = key[0, self.past :]
-        return lambda start, end: (tilt * -(key - query[start:end, None]).abs() * scale)[None]
+        query = self._queries()[..., None, :, None]
+        return lambda start, end: tilt * -(key - query[..., start:end, :]).abs() * scale
+
+    def _queries(self) -> Tensor:
+        """The columns of this pass's queries among the keys, (1 or B, T)."""
+        new = torch.arange(self.tokens, device=self.device)[None]
+        return new + (self.past if self.pasts is None else self.pasts[:, None])
 
     def buckets(self, n: int, max_distance: int, both_ways: bool) -> Tensor:
         """T5's bucket of every distance key - query of this pass, from -(S - 1) to T - 1: (S + T - 1)."""
@@ -246,10 +255,12 @@ class Context:
     def shifts(self, by_distance: Tensor) -> BiasRows:
         """Rows of a shift that depends on the distance alone; by_distance (S + T - 1, H) as `buckets` orders it."""
         key = torch.arange(self.past + self.tokens, device=self.device)
-        query, nearest = key[self.past :], self.past + self.tokens - 1
+        query, nearest, most = self._queries(), self.past + self.tokens - 1, by_distance.shape[0] - 1
 
         def rows(start: int, end: int) -> Tensor:
-            return by_distance[key - query[start:end, None] + nearest].permute(2, 0, 1)[None]
+            # Keys beyond a shorter row's own are farther ahead than any distance of this pass, and never seen.
+            away = (key - query[:, start:end, None] + nearest).clamp(max=most)
+            return by_distance[away].permute(0, 3, 1, 2)
 
         return rows
 
@@ -258,7 +269,7 @@ class Context:
         return rotate.waves(self.positions, frequencies, width, halves)
 
     def remember(self, net: Any, name: str, new: Tensor) -> Tensor:
-        """new (B, H_kv, T, D) behind what the cache holds: (B, H_kv, past + T, D)."""
+        """new (B, H_kv, T, D) behind what the cache holds: (B, H_kv, past + T, D), or the end of it within reach."""
         if self.cache is not None:
             new = self.cache.append(f"{net.path}:{name}", new)
         return new if self.training else self.mark(net, name, new)
@@ -276,7 +287,7 @@ class Context:
                     self.cache.write(f"{net.path}:{name}", value)
         else:
             assert self.cache is not None, "a pass without a source needs a cache that was filled with one"
-            made = {name: self.cache.slots[f"{net.path}:{name}"] for name in ("keys", "values")}
+            made = {name: self.cache.read(f"{net.path}:{name}") for name in ("keys", "values")}
         if not self.training:
             made = {name: self.mark(net, name, value) for name, value in made.items()}
         return made["keys"], made["values"]
@@ -306,9 +317,14 @@ class Context:
             (B, H, T, D_v).
         """
         bias = self._bias(net, part)
+        # A cache gives the last keys, up to the newest; what is missing stands before them.
+        first = self.past + self.tokens - k.shape[2]
+        if bias is not None and first:
+            whole = bias
+            bias = lambda start, end: whole(start, end)[..., first:]  # noqa: E731
         dropout = part.dropout if self.training else 0.0
         plain = bias is None and part.softcap is None and sinks is None and in_torch(q, v, dropout)
-        seen, causal = self._mask(part.visibility, explicit=not plain)
+        seen, causal = self._mask(part.visibility, not plain, first)
         return self._mixed(net, q, k, v, Terms(seen, causal, part.scale, bias, part.softcap, sinks, dropout))
 
     def _mixed(self, net: Any, q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Tensor:
@@ -329,12 +345,12 @@ class Context:
         rows: BiasRows | None = self._memo[key]
         return rows
 
-    def _mask(self, visibility: Visibility, explicit: bool) -> tuple[mask.Seen | None, bool]:
-        key = ("mask", visibility, explicit)
+    def _mask(self, visibility: Visibility, explicit: bool, first: int) -> tuple[mask.Seen | None, bool]:
+        key = ("mask", visibility, explicit, first)
         if key not in self._memo:
             size = (self.tokens, self.past, self.padding, self.device)
-            prefix, packed = self.prefix_lengths, self.packed
-            self._memo[key] = mask.build(visibility, *size, explicit=explicit, prefix=prefix, packed=packed)
+            rows = (self.prefix_lengths, self.packed, first, self.pasts)
+            self._memo[key] = mask.build(visibility, *size, explicit, *rows)
         built: tuple[mask.Seen | None, bool] = self._memo[key]
         return built
 

@@ -51,6 +51,8 @@ class Seen:
         padding: (B, past + tokens) bool, True where a key is a real token; None where all are.
         prefix: (B,) lengths of the rows' prefixes, or None.
         packed: the documents of the rows, or None; then there is neither past, nor padding, nor prefix.
+        first: the position of the first key; those before it are out of every query's reach.
+        pasts: (B,) positions before each row's first query where rows differ, `past` being the most; or None.
     """
 
     visibility: Visibility
@@ -60,11 +62,13 @@ class Seen:
     device: torch.device
     prefix: Tensor | None = None
     packed: Packed | None = None
+    first: int = 0
+    pasts: Tensor | None = None
     _last: dict[tuple[int, int, int, int], Tensor] = field(default_factory=dict, compare=False)
 
     def rows(self, start: int, end: int, first_key: int = 0, last_key: int | None = None) -> Tensor:
         """For the queries [start, end) and the keys [first_key, last_key): (1 or B, 1, rows, keys), True where read."""
-        keys = self.past + self.tokens if last_key is None else last_key
+        keys = self.past + self.tokens - self.first if last_key is None else last_key
         wanted = (start, end, first_key, keys)
         if wanted not in self._last:
             # Layers of one pass ask for the same rows one after the other.
@@ -73,7 +77,9 @@ class Seen:
         return self._last[wanted]
 
     def _made(self, start: int, end: int, first_key: int, keys: int) -> Tensor:
-        query = torch.arange(self.past + start, self.past + end, device=self.device)[None, :, None]
+        first_key, keys = first_key + self.first, keys + self.first
+        query = torch.arange(start, end, device=self.device)[None, :, None]
+        query = query + (self.past if self.pasts is None else self.pasts[:, None, None])
         key = torch.arange(first_key, keys, device=self.device)[None, None, :]
         prefix = 0 if self.prefix is None else self.prefix[:, None, None]
         if self.padding is not None and self.visibility.anchored:
@@ -91,12 +97,17 @@ class Seen:
         return seen
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """The keys that the queries [start, end) can see at all."""
+        """The keys that the queries [start, end) can see at all, counted from the first that there is."""
+        low, high = self._span(start, end)
+        return max(0, low - self.first), high - self.first
+
+    def _span(self, start: int, end: int) -> tuple[int, int]:
         keys, last = self.past + self.tokens, self.past + end - 1
         if (self.padding is not None or self.packed is not None) and self.visibility.anchored:
             # Each row has its own first position, so there are no edges that all share.
             return 0, last + 1 if self.visibility.causal and self.prefix is None else keys
-        return self.visibility.span(self.past + start, last, keys, 0 if self.prefix is None else keys)
+        least = self.past if self.pasts is None else int(self.pasts.min())
+        return self.visibility.span(least + start, last, keys, 0 if self.prefix is None else keys)
 
 
 @dataclass(frozen=True)
@@ -151,6 +162,8 @@ def build(
     explicit: bool = False,
     prefix: Tensor | None = None,
     packed: Packed | None = None,
+    first: int = 0,
+    pasts: Tensor | None = None,
 ) -> tuple[Seen | None, bool]:
     """The mask for `tokens` queries after `past` keys.
 
@@ -159,6 +172,8 @@ def build(
         explicit: write the triangle out, for kernels that cannot be told of it.
         prefix: (B,) lengths of the rows' prefixes, or None.
         packed: the documents of the rows, or None.
+        first: the position of the first key.
+        pasts: (B,) keys before each row's first query, where rows differ; or None.
 
     Returns:
         (seen, is_causal): the rows of the mask; or None with `is_causal` telling the kernel the plain causal
@@ -166,9 +181,12 @@ def build(
     """
     keys = past + tokens
     prefix = prefix if visibility.prefix else None
-    if padding is None and prefix is None and packed is None and not visibility.narrows(keys):
+    narrow = visibility.narrows(keys)
+    if first and tokens == 1:
+        narrow = visibility.stride is not None or visibility.span(past, past, keys)[0] > first
+    if padding is None and prefix is None and packed is None and pasts is None and not narrow:
         if not visibility.causal or tokens == 1:
             return None, False
         if past == 0 and not explicit:
             return None, True
-    return Seen(visibility, past, tokens, padding, device, prefix, packed), False
+    return Seen(visibility, past, tokens, padding, device, prefix, packed, first, pasts), False

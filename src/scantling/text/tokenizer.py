@@ -310,6 +310,11 @@ class Tokenizer:
         return self.token(token_id) in self._special
 
     @property
+    def definition(self) -> str:
+        """The text of tokenizer.json as the library writes it."""
+        return str(self._library.to_str())
+
+    @property
     def special_ids(self) -> tuple[int, ...]:
         """The ids of all marks, in order."""
         found = (self.id_of(token) for token in self._special)

@@ -1,0 +1,278 @@
+"""A cache and the positions that go with it, for rows that advance together.
+
+The prompt of an encoder-decoder is its source: it is encoded in the first pass, and what is generated is the target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from scantling.cards.rules import position_limit, positions_text
+from scantling.errors import ScantlingInputError
+from scantling.generate.keeping import Keeping
+from scantling.parts.part import Workload
+from scantling.parts.rope import Dynamic
+from scantling.tensor.context import Context
+
+if TYPE_CHECKING:
+    from scantling.generate.packed import PackedSession
+    from scantling.model import Model
+
+AnySession: TypeAlias = "Session | PackedSession"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What an encoder-decoder reads.
+
+    Attributes:
+        ids: (B, S).
+        padding: (B, S) bool, True at real tokens, or None where all are.
+    """
+
+    ids: Tensor
+    padding: Tensor | None = None
+
+
+def follows_length(model: Model) -> bool:
+    """Whether the angles depend on how long a text is by now (dynamic NTK): keys kept before are of another base."""
+    return any(isinstance(getattr(p.position, "scaling", None), Dynamic) for p in positioned(model))
+
+
+def renewals(model: Model) -> set[int]:
+    """Lengths past which a cache is filled anew (LongRoPE)."""
+    return {part.position.renewed_past for part in positioned(model)} - {None}
+
+
+def positioned(model: Model) -> list[Any]:
+    """The parts that know positions."""
+    return [part for _, part, _ in model.parts.walk() if hasattr(part, "position")]
+
+
+class Session:
+    """A cache and the positions that go with it, for B rows that advance together.
+
+    Attributes:
+        cache: holds `capacity` positions of every layer, and all of an encoder-decoder's source.
+        source: of an encoder-decoder; it is encoded in the first pass.
+        filled: positions in the cache.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        batch: int,
+        capacity: int,
+        kernel: str = "fused",
+        source: Source | None = None,
+        keeping: Keeping | None = None,
+    ) -> None:
+        self.model, self.kernel, self.source = model, kernel, source
+        length = None if source is None else source.ids.shape[1]
+        self.cache = (keeping or Keeping()).allocate(model, Workload(batch=batch, tokens=capacity, source=length))
+        self.filled = 0
+        self._padding: Tensor | None = None
+        self._lengths: Tensor | None = None
+        self._prefixes: Tensor | None = None
+        self._capacity = capacity
+        self._renewals = renewals(model)
+        self._passed: list[tuple[Tensor, Tensor | None]] = []
+
+    def prefill(self, ids: Tensor, attention_mask: Tensor | None = None, chunk: int | None = None) -> Tensor:
+        """The prompt, ids (B, T), padded left where `attention_mask` is 0: logits (B, V) of the last position.
+
+        In layers that read a prefix both ways, the first prompt is the prefix.
+
+        Args:
+            chunk: tokens of a row that go through at once; None for all.
+
+        Raises:
+            ScantlingInputError: padded rows after others, a chunk below 1, or chunks where pieces are not the whole.
+        """
+        positions = None
+        padded = attention_mask is not None and not bool(attention_mask.all())
+        if self.filled and (padded or self._padding is not None):
+            raise ScantlingInputError("padded rows are prefilled in one piece")
+        if attention_mask is not None and padded:
+            real = attention_mask.bool()
+            self._padding = real.new_ones(ids.shape[0], self._capacity)
+            self._padding[:, : ids.shape[1]] = real
+            positions = (real.long().cumsum(-1) - 1).clamp(min=0)
+            self._lengths = real.sum(-1, keepdim=True)
+        if not self.filled and self.model.reads_prefix:
+            real = torch.ones_like(ids) if attention_mask is None else attention_mask
+            self._prefixes = real.long().sum(-1)
+        if chunk is None or chunk >= ids.shape[1]:
+            return self._pass(ids, positions)[:, -1]
+        self._check_chunk(chunk)
+        for i in range(0, ids.shape[1], chunk):
+            piece = slice(i, i + chunk)
+            logits = self._pass(ids[:, piece], None if positions is None else positions[:, piece])
+        return logits[:, -1]
+
+    def _check_chunk(self, chunk: int) -> None:
+        if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
+            raise ScantlingInputError(f"prefill chunk is {chunk!r}; a whole number of at least 1 is needed")
+        name = self.model.card.name
+        if follows_length(self.model):
+            raise ScantlingInputError(
+                f"{name}: dynamic NTK turns keys by the length so far, so a prompt in chunks is another prompt; "
+                "leave the chunk out"
+            )
+        if self._prefixes is not None:
+            raise ScantlingInputError(
+                f"{name}: layers read the prompt both ways, so it goes through whole; leave the chunk out"
+            )
+
+    def step(self, ids: Tensor) -> Tensor:
+        """One more token per row, ids (B): logits (B, V)."""
+        return self.score(ids[:, None], last_only=True)[:, -1]
+
+    def score(self, ids: Tensor, last_only: bool = False) -> Tensor:
+        """More tokens per row, ids (B, T): logits (B, T, V) of every position, or of the last one (B, 1, V)."""
+        positions = None
+        if self._lengths is not None:
+            positions = self._lengths + torch.arange(ids.shape[1], device=ids.device)
+            self._lengths = self._lengths + ids.shape[1]
+        return self._pass(ids, positions, last_only)
+
+    def rewind(self, tokens: int) -> None:
+        """Forget the last so many positions of every row.
+
+        Raises:
+            ScantlingInputError: the cache is a ring that went round.
+        """
+        self.filled -= tokens
+        self.cache.rewind(self.filled)
+        if self._lengths is not None:
+            self._lengths = self._lengths - tokens
+        left = tokens
+        while self._passed and left:
+            ids, positions = self._passed.pop()
+            if ids.shape[1] > left:
+                kept = ids.shape[1] - left
+                self._passed.append((ids[:, :kept], None if positions is None else positions[:, :kept]))
+            left -= min(left, ids.shape[1])
+
+    def select(self, rows: Tensor) -> None:
+        """Make row i what row `rows[i]` was; the number of rows may change."""
+        self.cache.select(rows)
+        self._padding = None if self._padding is None else self._padding[rows]
+        self._lengths = None if self._lengths is None else self._lengths[rows]
+        self._prefixes = None if self._prefixes is None else self._prefixes[rows]
+        self._passed = [(ids[rows], None if at is None else at[rows]) for ids, at in self._passed]
+        if self.source is not None:
+            padding = self.source.padding
+            self.source = Source(self.source.ids[rows], None if padding is None else padding[rows])
+
+    def _pass(self, ids: Tensor, positions: Tensor | None, last_only: bool = True) -> Tensor:
+        new, end = ids.shape[1], self.filled + ids.shape[1]
+        if self._renewals:
+            self._passed.append((ids, positions))
+        if self.filled and any(self.filled <= length < end for length in self._renewals):
+            self.cache.clear()
+            ids = torch.cat([ids for ids, _ in self._passed], 1)
+            given = [positions for _, positions in self._passed if positions is not None]
+            positions = torch.cat(given, 1) if given else None
+        padding = None if self._padding is None else self._padding[:, :end]
+        ctx = Context.of(
+            ids,
+            positions=positions,
+            padding=padding,
+            cache=self.cache,
+            kernel_name=self.kernel,
+            last_only=last_only,
+            prefix_lengths=self._prefixes,
+        )
+        read = None
+        if self.source is not None:
+            ctx.source_padding = self.source.padding
+            read = None if self.filled else self.source.ids
+        logits: Tensor = self.model.net(ids, ctx, read)
+        self.cache.advance(ids.shape[1])
+        self.filled = end
+        return logits if last_only else logits[:, -new:]
+
+
+def room(model: Model, prompt: int, max_new_tokens: int) -> int:
+    """New tokens that a prompt of that many tokens may have.
+
+    Of an encoder-decoder, the prompt is a source: the target starts anew, and has a limit where positions do.
+
+    Raises:
+        ScantlingInputError: the prompt leaves no room in the context.
+    """
+    context = model.card.context
+    if model.parts.two_stacks:
+        limit = position_limit(model.card)
+        if limit is None:
+            return max_new_tokens
+        if prompt > limit:
+            raise ScantlingInputError(f"the source has {prompt} tokens and the model has {positions_text(model.card)}")
+        # The last token generated is not read again, so it needs no position.
+        return min(max_new_tokens, limit)
+    if prompt >= context:
+        raise ScantlingInputError(
+            f"the prompt has {prompt} tokens and the context holds {context}: at most {context - 1} leave room"
+        )
+    return min(max_new_tokens, context - prompt)
+
+
+def start(model: Model, rows: int) -> Tensor:
+    """What the targets of an encoder-decoder begin with: (B, 1).
+
+    Raises:
+        ScantlingInputError: nobody says with what they begin.
+    """
+    if model.start_id is None:
+        raise ScantlingInputError("the checkpoint does not say with what a target begins (decoder_start_token_id)")
+    return model.ids([[model.start_id]] * rows)
+
+
+def begin(
+    model: Model,
+    ids: Tensor,
+    max_new_tokens: int,
+    attention_mask: Tensor | None = None,
+    *,
+    keeping: Keeping | None = None,
+    chunk: int | None = None,
+) -> tuple[AnySession, Tensor, int]:
+    """A session with prompts (B, T) in it, the logits (B, V) after them, and how many new tokens there is room for.
+
+    Raises:
+        ScantlingInputError: the prompt leaves no room in the context, or the model writes no text.
+    """
+    check_writes(model)
+    limit = room(model, ids.shape[1], max_new_tokens)
+    if model.parts.two_stacks:
+        padded = attention_mask is not None and not bool(attention_mask.all())
+        source = Source(ids, attention_mask if padded else None)
+        reader = Session(model, ids.shape[0], limit, source=source, keeping=keeping)
+        return reader, reader.prefill(start(model, ids.shape[0])), limit
+    session: AnySession
+    if model.packed is not None and keeping is None:
+        session = model.packed.session(model, ids.shape[0], ids.shape[1] + limit)
+    else:
+        session = Session(model, ids.shape[0], ids.shape[1] + limit, keeping=keeping)
+    return session, session.prefill(ids, attention_mask, chunk), limit
+
+
+def check_writes(model: Model) -> None:
+    """Refuse a model that writes no text.
+
+    Raises:
+        ScantlingInputError: it has no decoder, or its head scores no vocabulary.
+    """
+    if model.card.head.kind != "lm" or model.parts.decoder is None:
+        what = f"{model.card.name} is a card of family {model.card.family} with a head of kind {model.card.head.kind}"
+        raise ScantlingInputError(f"text is written by a decoder that scores a vocabulary, and {what}")
+
+
+def known_tokens(model: Model) -> int:
+    """Tokens that may be chosen: rows of the table past the tokenizer's last id stand for none."""
+    return model.card.vocab_size if model.tokenizer is None else model.tokenizer.vocab_size

@@ -1,0 +1,80 @@
+"""Memory of one's own for the compiled pass: laid out first, allocated once, then filled."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scantling.errors import ScantlingInputError
+from scantling.native.tiles import padded
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LINE = 64
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something lies in an arena: bytes from its start."""
+
+    start: int
+    nbytes: int
+
+
+class Arena:
+    """One block of memory, on huge pages where the system gives them.
+
+    Attributes:
+        nbytes: laid out so far.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._filled: list[tuple[Place, Callable[[], Any]]] = []
+        self._start: int | None = None
+        self.nbytes = 0
+
+    def reserve(self, size: int) -> Place:
+        """Room for so many bytes, which are 0 at first."""
+        place = Place(self.nbytes, size)
+        self.nbytes = padded(self.nbytes + size, LINE)
+        return place
+
+    def fill(self, size: int, make: Callable[[], Any]) -> Place:
+        """Room for an array of so many bytes, which is made when the arena is filled."""
+        place = self.reserve(size)
+        self._filled.append((place, make))
+        return place
+
+    def allocate(self) -> None:
+        """Get the memory.
+
+        Raises:
+            ScantlingInputError: there is not enough.
+        """
+        self._start = self._library.sc_arena(self.nbytes)
+        if not self._start:
+            raise ScantlingInputError(f"{self.nbytes:,} bytes for the compiled pass cannot be allocated")
+        self._freed = weakref.finalize(self, self._library.sc_free, self._start)
+
+    def write(self) -> None:
+        """Make every array and bring it to its place."""
+        for place, make in self._filled:
+            self.bytes(place)[:] = np.ascontiguousarray(make()).view(np.uint8).reshape(-1)
+
+    def at(self, place: Place | None) -> int | None:
+        """The address of a place."""
+        return None if place is None or self._start is None else self._start + place.start
+
+    def bytes(self, place: Place) -> NDArray[np.uint8]:
+        """The memory of a place, to be read and written; it is gone with the arena."""
+        assert self._start is not None
+        memory = (ctypes.c_uint8 * place.nbytes).from_address(self._start + place.start)
+        found: NDArray[np.uint8] = np.ctypeslib.as_array(memory)
+        return found
