@@ -52,7 +52,7 @@ ONLY_INSIDE_FUNCTIONS = {("parts", "tensor"), ("study", "tensor"), ("model", "te
 TOP_LEVEL_EVEN_SO = {("parts/net.py", "tensor")}
 NUMPY_AT_IMPORT = {"data", "native"}
 TORCH_AT_IMPORT = {"tensor", "train", "generate", "parts/net.py", "audits"}
-TORCH_AT_IMPORT |= {"subjects/ours.py", "subjects/theirs.py", "subjects/their_config.py", "subjects/named.py"}
+TORCH_AT_IMPORT |= {f"subjects/{name}.py" for name in ("ours", "theirs", "their_config", "their_runs", "named")}
 
 
 def room(path: Path) -> str:
