@@ -50,6 +50,7 @@ class Shape:
     optimizer: str = "adamw"
     recompute: str = "none"
     kernel: str = "fused"
+    loss: str = "plain"
     new: int = 0
 
     @property
@@ -59,6 +60,7 @@ class Shape:
             return f"{self.model}: {self.new} tokens after {self.batch} x {self.tokens:,}, {self.precision}"
         how = [self.precision, self.optimizer, self.kernel]
         how += [] if self.recompute == "none" else [f"recompute {self.recompute}"]
+        how += [] if self.loss == "plain" else ["chunked loss"]
         return f"{self.model}: step of {self.batch} x {self.tokens:,}, {', '.join(how)}"
 
 
@@ -67,6 +69,7 @@ SHAPES = [
     Shape("smollm2-135m", 1, 1024, "bf16-mixed"),
     Shape("smollm2-135m", 2, 1024, "bf16-mixed", recompute="block"),
     Shape("smollm2-135m", 1, 512, optimizer="muon", kernel="reference", recompute="selective"),
+    Shape("smollm2-135m", 2, 512, loss="chunked"),
     Shape("pythia-160m", 1, 32, "bf16-master"),
     Shape("bert-base-uncased", 4, 256),
     Shape("t5-base", 1, 128, optimizer="sgd"),
@@ -84,7 +87,8 @@ def predicted(shape: Shape) -> dict[str, int]:
         whole = memory(model, Workload(shape.batch, shape.tokens + shape.new), dtype, dtype)
         return {"the prompt": whole.weights + whole.kv + prompt.working}
     w = Workload(shape.batch, shape.tokens, training=True, kernel=shape.kernel, recompute=shape.recompute)
-    recipe = Recipe(shape.precision, shape.optimizer, main_gradients=shape.precision == "bf16-master")
+    main = shape.precision == "bf16-master"
+    recipe = Recipe(shape.precision, shape.optimizer, shape.loss, main_gradients=main)
     return training_peak(model, w, recipe, training_memory(model, w, recipe))
 
 
@@ -120,7 +124,6 @@ def train(shape: Shape) -> None:
     import torch
 
     from scantling.numbers.optimizers import trained
-    from scantling.tensor.context import Context
 
     model, formats = sc.assemble(sc.card(shape.model)), PRECISIONS[shape.precision]
     net: Any = model.build(dtype=formats.weights).train()
@@ -137,13 +140,8 @@ def train(shape: Shape) -> None:
     else:
         optimizers.append(torch.optim.AdamW(rest, fused=True))
     ids = torch.randint(0, model.embed.rows, (shape.batch, shape.tokens))
-    source = (ids,) if model.two_stacks else ()
     for _ in range(2):
-        ctx = Context.of(ids, training=True, kernel_name=shape.kernel, recompute=shape.recompute)
-        with torch.autocast("cpu", torch.bfloat16) if formats.autocast else nullcontext():
-            _, loss = model.outcome(net, ids, net(ids, ctx, *source), ctx)
-        del ctx
-        loss.backward()
+        loss_of(shape, model, net, ids).backward()
         for name, master in masters.items():
             master.grad, weights[name].grad = weights[name].grad.float(), None
         for optimizer in optimizers:
@@ -152,6 +150,23 @@ def train(shape: Shape) -> None:
         with torch.no_grad():
             for name, master in masters.items():
                 weights[name].copy_(master)
+
+
+def loss_of(shape: Shape, model: Any, net: Any, ids: Any) -> Any:
+    """The loss of a forward; a chunked one as `scantling train` computes it."""
+    import torch
+
+    from scantling.tensor.context import Context
+    from scantling.train.forward import How, Inputs, forward
+
+    narrow = torch.bfloat16 if PRECISIONS[shape.precision].autocast else None
+    if shape.loss == "chunked":
+        how = How(recompute=shape.recompute, autocast=narrow)
+        return forward(net, model, Inputs(ids, ids, ids.numel()), float(ids.numel()), how).objective
+    ctx = Context.of(ids, training=True, kernel_name=shape.kernel, recompute=shape.recompute)
+    with torch.autocast("cpu", narrow) if narrow else nullcontext():
+        _, loss = model.outcome(net, ids, net(ids, ctx, *((ids,) if model.two_stacks else ())), ctx)
+    return loss
 
 
 def generate(shape: Shape) -> None:

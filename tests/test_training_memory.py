@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from scantling.numbers.training import PRECISIONS, Recipe, asked, state_lines, t
 from scantling.parts.part import Workload, total
 from scantling.parts.saved import POLICIES
 from scantling.tensor.kept import Kept
+from scantling.train.forward import How, Inputs
+from scantling.train.forward import forward as trained_forward
 from scantling.units import BLOCKS, DTYPE_BYTES
 
 NAMES = ("llama", "gpt2", "mixtral", "groups of experts", "sinks", "bert", "sentences", "t5", "marian", "bart")
@@ -82,6 +85,28 @@ def test_a_real_step_holds_the_lines(name: str, precision: str, kind: str) -> No
     kept_states = [v for o in made for s in o.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
     assert sum(said.optimizer.values()) == nbytes(kept_states)
     assert said.activations == kept.nbytes
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16"])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma", "mixtral", "latent", "narrow table", "bert", "t5"])
+def test_the_trainer_keeps_what_a_chunked_loss_leaves(name: str, packed: bool, precision: str) -> None:
+    """The forward of `scantling train`, whose loss goes in pieces: what autograd keeps, and what the loss has made."""
+    model, recipe = sc.assemble(CARDS[name]), Recipe(precision, loss="chunked")
+    w = asked(replace(W, packed=packed and not model.two_stacks), recipe)
+    said = training_memory(model, w, recipe)
+    net = model.build(dtype=w.dtype).train()
+    ids = torch.randint(0, 31, (w.batch, w.tokens), generator=torch.Generator().manual_seed(0))
+    documents = (torch.arange(w.tokens) // 3).expand(w.batch, -1) if w.packed else None
+    source = ids[:, :1].repeat(1, w.sources) if model.two_stacks else None
+    batch = Inputs(ids, ids.clone(), ids.numel(), documents=documents, source=source)
+    how = How(autocast=torch.bfloat16 if w.autocast else None)
+    with Kept(net.parameters()) as kept:
+        result = trained_forward(net, model, batch, float(ids.numel()), how)
+    assert said.activations == kept.nbytes
+    result.objective.backward()
+    size = 4 if precision == "fp32" else 2
+    assert said.loss_gradients == size * model.head.width * (ids.numel() + model.head.rows)
 
 
 def test_eight_bit_moments_as_bitsandbytes_lays_them_out() -> None:

@@ -55,13 +55,14 @@ def training_peak(model: Transformer, w: Workload, recipe: Recipe, memory: Train
     waiting = summed if recipe.micro_batches > 1 else 0
     # Gradients that stay are added to; those that do not are made anew in each backward.
     made = 0 if waiting and not recipe.main_gradients else DTYPE_BYTES[formats.weights]
-    rows = [*_rows(model, w, recipe, made)]
-    kept = memory.activations + memory.loss_gradients
+    rows, scored = [*_rows(model, w, recipe, made)], _matrix(model, recipe) * made
+    # What a chunked loss has made stays until the backward ends, beside the gradient of the matrix itself.
+    kept = memory.activations + memory.loss_gradients + waiting
     found = {
-        "end of the forward": kept + waiting + _scored(model, w, recipe, memory),
-        # Gradients of the log-probabilities and of the logits, both as wide as what the loss keeps.
-        "backward of the loss": kept + waiting + 2 * memory.loss,
-        "backward of the blocks": waiting + max(_walk(rows, kept), default=0),
+        "end of the forward": kept + _scored(model, w, recipe, memory),
+        # Gradients of the log-probabilities and of the logits, both as wide as what a plain loss keeps.
+        "backward of the loss": kept + 2 * memory.loss + scored,
+        "backward of the blocks": max(_walk(rows, kept, scored), default=0),
         "update": summed + working(weights, recipe.optimizer, formats.updated),
     }
     if recipe.main_gradients:
@@ -75,7 +76,7 @@ def _scored(model: Transformer, w: Workload, recipe: Recipe, memory: TrainingMem
 
     Copies that autocast made and no row keeps, until autocast ends. With a plain loss the logits, and once more in
     float32. With a chunked one the sum of the matrix's gradient in float32, narrow copies of vectors and matrix under
-    autocast, and one piece of scores, in float32 and as it was computed.
+    autocast, and one piece of scores in float32, twice while its exponentials are summed, beside the one before it.
     """
     size, wide = DTYPE_BYTES[w.autocast or w.dtype], DTYPE_BYTES["float32"]
     whole = (step for step in judged(model, replace(w, recompute="none"), recipe.loss))
@@ -84,11 +85,15 @@ def _scored(model: Transformer, w: Workload, recipe: Recipe, memory: TrainingMem
         return copies + memory.loss + memory.logits * size // wide
     assert isinstance(model.head, Head)
     head, tokens = model.head, w.batch * w.tokens
-    narrow = size if size < wide else 0
     rows = min(recipe.rows or max(16, PIECE // head.vocab_size), tokens)
-    sums = head.rows * head.width * wide if narrow else 0
+    sums = head.rows * head.width * wide if size < wide else 0
     read = size * head.width * (tokens + head.rows) if w.autocast else 0
-    return copies + read + sums + rows * head.rows * (wide + narrow)
+    return copies + read + sums + (3 if rows < tokens else 2) * rows * head.rows * wide
+
+
+def _matrix(model: Transformer, recipe: Recipe) -> int:
+    """Elements of the matrix whose gradient a chunked loss makes; 0 with a plain one."""
+    return model.head.rows * model.head.width if recipe.loss == "chunked" and isinstance(model.head, Head) else 0
 
 
 def _rows(model: Transformer, w: Workload, recipe: Recipe, element: int) -> Iterator[Row]:
@@ -119,12 +124,14 @@ def _region(path: str, recompute: str) -> str:
     return f"{stack}{blocks}{rest.partition('.')[0]}" if recompute == "block" and blocks else module
 
 
-def _walk(rows: list[Row], kept: int) -> Iterator[int]:
+def _walk(rows: list[Row], kept: int, made: int) -> Iterator[int]:
     """What is held at each row of the backward, from the last to the first, the states left out.
 
     Of equal blocks the last and the first are looked at: what is kept shrinks and what is made grows evenly.
+
+    Args:
+        made: gradients that there are already.
     """
-    made = 0
     for repeat, run in groupby(reversed(rows), key=lambda row: row.repeat):
         unit = [*run]
         each, grown = sum(row.kept for row in unit), sum(row.gradient for row in unit)
