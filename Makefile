@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow lint types bench docs clean
+.PHONY: demo test slow lint types bench bench-memory docs clean
 
 demo: $(READY)
 	$(BIN)/scantling count smollm2-135m
@@ -27,11 +27,19 @@ types: $(READY)
 
 docs: $(READY)
 	$(BIN)/python -m tests.support_matrix --write
+	$(BIN)/python -m tests.figures --write
+	$(BIN)/python -m tests.plan_page --write
 	$(BIN)/python -m tests.audit.page --write
+	$(BIN)/python -m tests.inspect_page --write
 
 bench: $(READY)
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/decode.py
+	$(BIN)/python bench/crash.py --kills 50
+	$(BIN)/python -m bench.inspect_headers
+
+bench-memory: $(READY)
+	$(BIN)/python bench/memory.py --write
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'

@@ -14,7 +14,7 @@ from scantling.cards.rules import complete
 from scantling.cards.schema import Card, Section
 from scantling.errors import ScantlingInputError
 
-NOTES = frozenset({"name", "dtype", "source", "published"})
+NOTES = frozenset({"name", "dtype", "training", "inference", "source", "published"})
 """Keys of the card that no part of the model depends on."""
 
 

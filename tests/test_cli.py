@@ -104,10 +104,12 @@ def test_trace(capsys: pytest.CaptureFixture[str]) -> None:
     unrolled = answer(capsys, "trace", "walk-5.9b", "--batch", "2", "--tokens", "1024", "--unroll")
     assert {s["repeat"] for s in unrolled["steps"]} == {1}
     assert unrolled["total_flops"] == t["total_flops"]
-    kinds = [s["op"] for s in answer(capsys, "trace", "tiny", "--train", "--kernel", "reference")["steps"]]
+    steps = answer(capsys, "trace", "tiny", "--train", "--kernel", "reference")["steps"]
+    kinds = [s["op"] for s in steps if s["stage"] == "forward"]
     assert "scores" in kinds
     assert "keys in the cache" not in kinds
     assert kinds[-1] == "cross-entropy"
+    assert steps[-1]["op"] == "gradient of E"
 
 
 def test_parts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,6 +117,7 @@ def test_parts(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(p["params"] * p["repeat"] for p in parts["parts"]) == parts["total_params"] == 124439808
     _, out, _ = call(capsys, "parts", "gpt2")
     assert "(x - mean) / sqrt(var + 1e-05) * w + b" in out
+    assert "(B, T, H*d_head)" in out
     assert "total: 124,439,808 parameters" in out
 
 

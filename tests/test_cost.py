@@ -79,7 +79,8 @@ def test_conventions_of_llama_2_7b() -> None:
     full = 3 * (2 * products + layers * 4 * t * d)
     causal = 3 * (2 * products + layers * 4 * (t + 1) // 2 * d)
     found = work(sc.assemble(sc.card("llama-2-7b")), tokens, t)
-    assert found.flops == {"6nd": 6 * 6738415616 * tokens, "full": full * tokens, "causal": causal * tokens}
+    seen = {"causal": causal * tokens, "visible": causal * tokens}
+    assert found.flops == {"6nd": 6 * 6738415616 * tokens, "full": full * tokens, **seen}
     assert found.total("6nd") == 80860987392 * 10**12
     # Seed erratum B8: 46.1 GFLOP per token against 6 N = 40.4.
     assert found.total("full") / tokens == pytest.approx(46.1e9, rel=1e-3)
@@ -199,6 +200,11 @@ def test_a_users_own_devices(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         (OWN.replace("memory_gb: 10", "memory_gb: .inf"), "mine.memory_gb is inf"),
         (OWN.replace("memory_gb: 10", "memory_gb: yes"), "mine.memory_gb is 'yes'"),
         (OWN + "  sparsity: 2\n", "mine.sparsity is 2; true or false"),
+        (OWN + "  memory_mib: -1\n", "mine.memory_mib is -1"),
+        (OWN + "  reached_tflops: {bf16: 0}\n", "mine.reached_tflops.bf16 is 0; a number above 0 is needed"),
+        (OWN + "  reached_tflops: {bf16: 101}\n", "mine.reached_tflops.bf16 is 101"),
+        (OWN + "  devices_per_node: 2.5\n", "mine.devices_per_node is 2.5"),
+        (OWN + "  devices_per_node: 0\n", "mine.devices_per_node is 0"),
         (OWN.replace("{bf16: 100}", "[1]"), "a mapping is needed"),
         ("3: {}", "the device name 3 is not a text"),
         ("a: &b {}", "uses an anchor or alias"),
@@ -209,6 +215,12 @@ def test_a_users_own_devices(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 def test_a_bad_table_is_refused_in_one_sentence(text: str, message: str) -> None:
     with pytest.raises(ScantlingInputError, match=f"own.yaml: .*{message}"):
         read_devices(text, "own.yaml")
+
+
+def test_what_the_driver_reports_comes_before_what_the_vendor_prints() -> None:
+    """81,559 MiB of an H100's 80 GB (https://thundergolfer.com/blog/nvidia-gpu-memory-capacity)."""
+    assert device("h100").memory_bytes == 81559 * 2**20
+    assert read_devices(OWN, "own.yaml")["mine"].memory_bytes == 10**10
 
 
 BASE = ["cost", "--params", "7B", "--train-tokens", "2T"]
@@ -239,7 +251,6 @@ BASE = ["cost", "--params", "7B", "--train-tokens", "2T"]
         ([*BASE, "--device", "h100", "--convention", "causal"], "causal FLOPs need a model"),
         ([*BASE, "--device", "h100", "--context", "8"], "--context needs a MODEL"),
         ([*BASE, "--device", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
-        (["roofline", "gpt2"], "--device"),
         (["roofline", "gpt2", "--device", "h100", "--batch", "0"], "--batch"),
         (["roofline", "gpt2", "--device", "h100", "--context", "1025"], "1024 learned positions"),
         (["roofline", "gpt2", "--device", "tpu-v7x"], "has no memory_gb_per_s"),
@@ -322,6 +333,6 @@ def test_the_commands_print_tables(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = call(capsys, "roofline", "llama-3-8b", "--device", "H100", "--batch", "8")
     assert (status, err) == (0, "")
     assert "memory" in out
-    assert "fit into 80.0 GB" in out
+    assert "fit into 85.5 GB" in out
     data = answer(capsys, "roofline", "gpt2", "--device", "l4", "--dtype", "fp8")
     assert (data["context"], data["dense_peak_tflops"], data["fits"]) == (1024, 242.5, True)

@@ -17,8 +17,9 @@ from scantling.cards.schema import Latent
 from scantling.checkpoint.families import FAMILIES
 from scantling.checkpoint.hf_config import card_of_config
 from scantling.checkpoint.names import foreign_shapes, links
+from scantling.cli.main import _run
 from scantling.numbers.count import count
-from scantling.numbers.flops import decode, flops
+from scantling.numbers.flops import decode, flops, half_at
 from scantling.numbers.memory import memory
 
 PARAMS = golden_json("params.json")
@@ -81,6 +82,14 @@ def test_total_equals_the_recorded_count(name: str) -> None:
     assert sum(counted.by_part.values()) == counted.total
     assert counted.total - counted.shortcut == sum(counted.reasons.values())
     assert model.active_params == wanted.get("moe", {}).get("active_per_token", model.params)
+
+
+def test_every_recorded_model_is_counted_by_one_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["count", "--all", "--json"]) == 0
+    counted = {model["name"]: model["total_params"] for model in json.loads(capsys.readouterr().out)}
+    recorded = {n: w["automodel_total"] if "class_name" in w else w["total_unique"] for n, w in PARAMS.items()}
+    assert len(recorded) == 64
+    assert {name: counted[name] for name in recorded} == recorded
 
 
 def untrained(name: str) -> int:
@@ -205,9 +214,9 @@ tied: true
 """
     from scantling.cards import read_text
 
-    f = flops(sc.assemble(read_text(text, "textbook")), sc.Workload(tokens=tokens))
-    assert round(100 * f.attention_share, 1) == share
-    assert f.crossover == 24576
+    model = sc.assemble(read_text(text, "textbook"))
+    assert round(100 * flops(model, sc.Workload(tokens=tokens)).attention_share, 1) == share
+    assert half_at(model)["full"] == 24576
 
 
 def test_sliding_window_counts_exact_pairs() -> None:

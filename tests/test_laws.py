@@ -15,6 +15,7 @@ from tests.cards.strategies import any_cards
 import scantling as sc
 from scantling.cards import Card
 from scantling.cards.read import from_dict
+from scantling.parts.dims import Dim
 from scantling.parts.part import Part, Workload, cycles, total
 from scantling.study.verify import verify
 from scantling.tensor.cache import Cache
@@ -663,13 +664,15 @@ class TestPlantedDrift:
         assert self.odd(model) == []
 
     def test_a_wrong_flop_row(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.change_steps(monkeypatch, "parts.leaf.Linear", flops=lambda s: s.flops + 1)
+        self.change_steps(monkeypatch, "parts.leaf.Linear", cost=lambda s: s.cost._replace(full=s.flops + 1))
         odd = self.odd(model)
         assert all("FLOPs" in what for what in odd)
         assert len(odd) == 6
 
     def test_a_wrong_shape(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.change_steps(monkeypatch, "parts.leaf.RMSNorm", shape=lambda s: (*s.shape[:-1], s.shape[-1] + 1))
+        self.change_steps(
+            monkeypatch, "parts.leaf.RMSNorm", dims=lambda s: (*s.dims[:-1], Dim("wrong", s.shape[-1] + 1))
+        )
         odd = self.odd(model)
         assert all("shapes" in what for what in odd)
         assert len(odd) == 6

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.conftest import GOLDEN
 
 import scantling
 
@@ -32,21 +33,25 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inputs": BASE | {"cards", "tensor"},
     "passes": BASE | {"inputs", "tensor", "model"},
     "model": BASE | {"passes", "inputs", "cards", "parts", "assembly", "checkpoint", "text", "tensor", "generate"},
-    "saving": BASE | {"assembly", "checkpoint", "model"},
+    "inspection": BASE | {"cards", "assembly", "study", "checkpoint"},
+    "saving": BASE | {"cards", "parts", "assembly", "checkpoint", "model"},
     "native": BASE | {"parts", "checkpoint"},
+    "train": BASE
+    | {"inputs", "cards", "parts", "assembly", "numbers", "checkpoint", "text", "data", "tensor", "model", "saving"}
+    | {"generate"},
     "generate": BASE | {"checkpoint", "native", "inputs", "cards", "parts", "tensor", "model", "text"},
     "audits": {"errors"},
     "subjects": BASE | {"audits", "cards", "parts", "checkpoint", "text", "tensor", "generate", "model", "saving"},
     "cli": BASE
     | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "saving", "generate", "native"}
-    | {"audits", "subjects"},
-    "__init__": BASE | {"cards", "parts", "assembly", "model", "saving", "subjects"},
+    | {"data", "train", "audits", "subjects", "inspection"},
+    "__init__": BASE | {"cards", "parts", "assembly", "model", "saving", "subjects", "inspection"},
     "__main__": {"cli"},
 }
 ONLY_INSIDE_FUNCTIONS = {("parts", "tensor"), ("study", "tensor"), ("model", "tensor"), ("model", "generate")}
 TOP_LEVEL_EVEN_SO = {("parts/net.py", "tensor")}
 NUMPY_AT_IMPORT = {"data", "native"}
-TORCH_AT_IMPORT = {"tensor", "generate", "parts/net.py", "audits"}
+TORCH_AT_IMPORT = {"tensor", "train", "generate", "parts/net.py", "audits"}
 TORCH_AT_IMPORT |= {f"subjects/{name}.py" for name in ("ours", "theirs", "their_config", "their_runs", "named")}
 
 
@@ -121,7 +126,9 @@ def test_torch_is_imported_at_the_top_only_where_tensors_live(path: Path) -> Non
         "import scantling.cli.main as m; assert m._run(['diff', 'gpt2', 'gpt2-xl']) == 0",
         "import scantling.cli.main as m; assert m._run(['examine', 'deepseek-v3']) == 0",
         "import scantling.cli.main as m; assert m._run(['size', '--params', '1B']) == 0",
+        "import scantling.cli.main as m; assert m._run(['plan', 'gpt2', '--devices=8', '--device=h100']) == 0",
         "import scantling.cli.main as m; assert m._run(['audit', '--help']) == 0",
+        f"import scantling.cli.main as m; assert m._run(['inspect', {str(GOLDEN / 'tiny' / 'llama-gqa')!r}]) == 0",
     ],
 )
 def test_commands_without_tensors_do_not_load_torch(code: str) -> None:
@@ -150,12 +157,15 @@ sys.meta_path.insert(0, Absent())
 from scantling.cli.main import _run
 assert _run(['count', 'llama-2-7b', '--json']) == 0
 assert _run(['trace', 'llama-2-7b', '--tokens', '8', '--json']) == 0
+assert _run(['inspect', FOLDER]) == 0
 assert _run(['verify', 'tiny']) == 2
 assert _run(['generate', 'hello']) == 2
 assert _run(['tokenize', 'hello']) == 2
 """
+    code = code.replace("FOLDER", repr(str(GOLDEN / "tiny" / "llama-gqa")))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert "not looked at: numpy is needed" in done.stdout
     lines = done.stderr.splitlines()
     assert [line.startswith("error: ") for line in lines] == [True] * 3
     assert "pip install 'scantling[torch]'" in lines[0]

@@ -66,6 +66,7 @@ def test_the_python_runs(tmp_path: Path) -> None:
     (code,) = of_kind("python")
     code = code.replace('"folder of an encoder"', repr(str(default_encoder())))
     code = code.replace('sc.save(new, "folder")', f"sc.save(new, {str(tmp_path / 'folder')!r})")
+    code = code.replace('sc.inspect("folder")', f"sc.inspect({str(tmp_path / 'folder')!r})")
     names: dict[str, object] = {}
     exec(compile(code, "README.md", "exec"), names)
     assert names["model"].params == 8030261248  # type: ignore[attr-defined]

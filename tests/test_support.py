@@ -123,7 +123,8 @@ def test_notes_change_no_model() -> None:
     """The keys that have no row."""
     card = sc.card("tiny")
     source, published = schema.Source(config="x"), schema.Published(params=1, where="y")
-    noted = replace(card, name="other", dtype="float16", source=source, published=published)
+    run = {"training": schema.Training(), "inference": schema.Inference(cache="unknown")}
+    noted = replace(card, name="other", dtype="float16", source=source, published=published, **run)
     assert {key for key in card.__struct_fields__ if getattr(card, key) != getattr(noted, key)} == choices.NOTES
     assert sc.assemble(noted) == sc.assemble(card)
 

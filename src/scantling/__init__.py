@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from scantling.cards import Card
     from scantling.checkpoint.find import card_of as card
     from scantling.errors import ScantlingError, ScantlingInputError
+    from scantling.inspection import Inspection, inspect
     from scantling.model import Model, load
     from scantling.model import from_card as new
     from scantling.parts.part import Part, Step, Workload
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Card": "scantling.cards",
+    "Inspection": "scantling.inspection",
     "Model": "scantling.model",
     "Part": "scantling.parts.part",
     "ScantlingError": "scantling.errors",
@@ -29,6 +31,7 @@ _HOME = {
     "assemble": "scantling.assembly",
     "audit": "scantling.subjects",
     "card": "scantling.checkpoint.find:card_of",
+    "inspect": "scantling.inspection",
     "load": "scantling.model",
     "new": "scantling.model:from_card",
     "save": "scantling.saving",
@@ -36,6 +39,7 @@ _HOME = {
 
 __all__ = [
     "Card",
+    "Inspection",
     "Model",
     "Part",
     "ScantlingError",
@@ -45,6 +49,7 @@ __all__ = [
     "assemble",
     "audit",
     "card",
+    "inspect",
     "load",
     "new",
     "save",

@@ -69,6 +69,7 @@ def _stack(card: Card, name: str, width: int, widen: Linear | None) -> Stack:
         position=_stream_position(own, name, width),
         blocks=tuple(_block(own, name, i, layer, cross) for i, layer in enumerate(layers)),
         final_norm=_norm(card.norm, card.d_model) if _ends_in_norm(card) else None,
+        width=width,
         embed_norm=None if norm is None else _norm(norm, width),
         dropout=card.dropout.embedding,
         types=None if types is None else TokenTypes(types, width),

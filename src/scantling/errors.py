@@ -28,10 +28,12 @@ _EXTRA_OF = {
     "jinja2": "text",
     "gguf": "gguf",
     "huggingface_hub": "hub",
-    "transformers": "transformers",
     "llguidance": "guide",
     "pyarrow": "data",
     "datasets": "data",
+    "matplotlib": "plot",
+    "tensorboard": "board",
+    "transformers": "transformers",
 }
 
 

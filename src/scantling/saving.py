@@ -7,10 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from scantling.assembly import assemble
-from scantling.checkpoint.names import bare
+from scantling.cards import Card
+from scantling.cards.schema import Dropout
+from scantling.checkpoint.matching import bare
 from scantling.checkpoint.save import MAX_SHARD_BYTES, Content, Progress, Saved, write
 from scantling.model import Model
+from scantling.parts.transformer import Transformer
 
 
 def save(
@@ -48,6 +53,7 @@ def save(
         weights=parts.named_stored,
         state={name: tensor for name, tensor in lm.net.state_dict().items() if bare(name) not in computed},
         describes=lambda other: other.context == card.context and assemble(other) == parts,
+        in_use=lambda other: other.context == card.context and _undropped(other) == _undropped(card),
         origin=lm.origin,
         tokenizer_files=dict if tokenizer is None else tokenizer.files,
         tokens={
@@ -59,6 +65,11 @@ def save(
         text_rules=lm.text_rules,
     )
     return write(content, Path(folder), max_shard_bytes, dtype, overwrite, progress)
+
+
+def _undropped(card: Card) -> Transformer:
+    """The parts as they are in evaluation."""
+    return assemble(replace(card, dropout=Dropout()))
 
 
 def _labels(names: Sequence[str]) -> dict[str, Any]:

@@ -23,6 +23,37 @@ DTYPE_BYTES: dict[str, int] = {
 }
 """Bytes per element of each dtype, by torch's own names."""
 
+BLOCKS: dict[str, tuple[int, int]] = {
+    "q4_0": (32, 18),
+    "q4_1": (32, 20),
+    "q5_0": (32, 22),
+    "q5_1": (32, 24),
+    "q8_0": (32, 34),
+    "q8_1": (32, 36),
+    "q2_k": (256, 84),
+    "q3_k": (256, 110),
+    "q4_k": (256, 144),
+    "q5_k": (256, 176),
+    "q6_k": (256, 210),
+    "q8_k": (256, 292),
+    "iq2_xxs": (256, 66),
+    "iq2_xs": (256, 74),
+    "iq3_xxs": (256, 98),
+    "iq1_s": (256, 50),
+    "iq4_nl": (32, 18),
+    "iq3_s": (256, 110),
+    "iq2_s": (256, 82),
+    "iq4_xs": (256, 136),
+    "iq1_m": (256, 56),
+    "tq1_0": (256, 54),
+    "tq2_0": (256, 66),
+    "mxfp4": (32, 17),
+    "nvfp4": (64, 36),
+    "q1_0": (128, 18),
+    "q2_0": (64, 18),
+}
+"""Formats of quantised rows: elements per block and bytes per block, scales included (ggml-common.h)."""
+
 _SHORT = {
     "fp64": "float64",
     "fp32": "float32",
@@ -61,6 +92,9 @@ def weights_dtype(name: str) -> str:
     return full
 
 
+_USUAL = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "mxfp4")
+
+
 def storage_dtype(name: str) -> str:
     """The full name of a dtype that weights or a cache can be stored in.
 
@@ -72,6 +106,37 @@ def storage_dtype(name: str) -> str:
     if full not in known:
         raise ScantlingInputError(f"weights are not stored as {full}: use one of {', '.join(known)}")
     return full
+
+
+def format_name(name: str) -> str:
+    """The full name of what weights or a cache can be stored in: a dtype, or a format of blocks such as ``q4_0``.
+
+    Raises:
+        ScantlingInputError: no such format.
+    """
+    if name.lower() in BLOCKS:
+        return name.lower()
+    plain = name.removeprefix("torch.")
+    if _SHORT.get(plain, plain) not in DTYPE_BYTES:
+        raise ScantlingInputError(
+            f"unknown dtype {name!r}: use one of {', '.join(DTYPE_BYTES)}, or a format of blocks as {', '.join(_USUAL)}"
+            f"{nearest(plain, [*DTYPE_BYTES, *_SHORT, *BLOCKS])}"
+        )
+    return storage_dtype(name)
+
+
+def stored_bytes(rows: int, width: int, kind: str) -> int:
+    """Bytes of `rows` rows of `width` elements in a dtype or a format of blocks.
+
+    Raises:
+        ScantlingInputError: a row is no whole number of blocks.
+    """
+    if kind in DTYPE_BYTES:
+        return rows * width * DTYPE_BYTES[kind]
+    block, size = BLOCKS[kind]
+    if width % block:
+        raise ScantlingInputError(f"rows of {width} elements are no multiple of the {block} of a block of {kind}")
+    return rows * width // block * size
 
 
 def parse_bytes(text: str) -> int:

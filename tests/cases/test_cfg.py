@@ -201,3 +201,22 @@ def test_a_head_width_of_its_own_is_written_into_the_config(tmp_path: Path) -> N
     assert float(theirs.std()) > 0.1
     torch.testing.assert_close(lm.logits(ids), theirs, **CLOSE)
     assert sc.load(tmp_path / "wide").parts == lm.parts
+
+
+def test_a_padded_table_is_recognised(tmp_path: Path) -> None:
+    """CFG-21: 300 tokens in a table of 304 rows: named with its multiple, and the card keeps both numbers."""
+    source = GOLDEN / "tiny" / "mistral-full"
+    config = json.loads((source / "config.json").read_text()) | {"vocab_size": 300}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(source / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = torch.cat([tensors[name]] * 3)[:304]
+    save_file(tensors, tmp_path / "model.safetensors")
+    found = sc.inspect(tmp_path)
+    (finding,) = found.findings
+    assert finding.code == "vocab_padded"
+    assert "304 by the tensors, 300 by the config: 4 rows more" in finding.message
+    assert "multiple of 8" in finding.cause
+    assert found.card is not None
+    assert (found.card.vocab_size, found.card.embedding.vocab_multiple) == (300, 8)
+    assert sc.assemble(found.card).params == found.total

@@ -18,6 +18,7 @@ from scantling.numbers import mfu
 from scantling.numbers.cost import CONVENTIONS, work
 from scantling.numbers.flops import Flops, flops
 from scantling.numbers.hardware import device
+from scantling.numbers.phases import phases
 from scantling.parts.part import Workload
 from scantling.parts.transformer import Transformer
 from scantling.study.verify import verify
@@ -72,8 +73,22 @@ def test_conventions_have_names_and_more_than_the_peak_is_refused(capsys: pytest
     # With T far above d nearly all is attention, and causal work is half of the square.
     model = decoder({"n_heads": 4, "d_head": 8}, context=2**20)
     counted = work(model, 2**20, 2**20).flops
-    assert list(counted) == list(CONVENTIONS) == ["6nd", "full", "causal"]
+    assert list(counted) == list(CONVENTIONS) == ["6nd", "full", "causal", "visible"]
     assert counted["full"] / counted["causal"] == pytest.approx(2, rel=1e-3)
+
+
+def test_a_kernel_that_computes_scores_again_does_seven_products_where_six_are_counted() -> None:
+    """FLP-04: per token and head channel 12 T over the square, 6 T over the causal half, 7 T with the scores again."""
+    t, heads, d_head = 2**12, 4, 8
+    model, w = decoder({"n_heads": heads, "d_head": d_head}, context=t), Workload(tokens=t)
+    found, step = flops(model, w), phases(model, w)[-1]
+    rest = found.training - 3 * mix(found)
+    one = heads * d_head * t * t
+    assert found.training - rest == 12 * one
+    # The causal half holds the diagonal too.
+    half = heads * d_head * t * (t + 1)
+    assert found.training_visible - rest == 6 * half
+    assert step.hardware.visible - rest == 7 * half
 
 
 def test_the_peak_is_dense_and_of_its_dtype(capsys: pytest.CaptureFixture[str]) -> None:

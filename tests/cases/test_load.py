@@ -191,6 +191,40 @@ def test_a_small_last_shard_is_no_damage(tmp_path: Path) -> None:
     torch.testing.assert_close(lm.logits(ids)[0, -1], wanted, atol=5e-6, rtol=1e-5)
 
 
+def test_inspect_says_why_a_shard_is_small(tmp_path: Path) -> None:
+    """FALSE-08: complete, and the next tensor did not fit; in the middle of the shards and at their end."""
+    table = {"model.embed_tokens.weight": (1000, 64), "model.norm.weight": (64,)}
+    rest = {"lm_head.weight": (1000, 64), "model.layers.0.input_layernorm.weight": (64,)}
+    names = [f"model-0000{i}-of-00004.safetensors" for i in range(1, 5)]
+    pieces = [
+        table,
+        {"model.layers.0.mlp.up_proj.weight": (160, 64)},
+        rest,
+        {"model.layers.0.mlp.down_proj.weight": (2, 64)},
+    ]
+    for name, piece in zip(names, pieces, strict=True):
+        save_file({key: torch.ones(shape) for key, shape in piece.items()}, tmp_path / name)
+    placed = {key: name for name, piece in zip(names, pieces, strict=True) for key in piece}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+    middle, last = (f for f in sc.inspect(tmp_path).findings if f.code == "shard_sizes")
+    assert (middle.severity, last.severity) == ("info", "info")
+    assert middle.message.startswith(
+        f"{names[1]} has 40,960 bytes, 16.0% of the largest; it is complete, with one tensor"
+    )
+    assert middle.cause == "the next tensor did not fit: 'lm_head.weight' has 256,000 bytes"
+    assert last.cause == f"it is the last and holds what did not fit into {names[2]} any more"
+
+
+def test_what_a_file_has_besides_is_listed_and_not_counted() -> None:
+    """LOAD-20: the buffer of positions, the pooler and the next-sentence head of an old BERT file."""
+    found = sc.inspect(DATA / "checkpoints" / "bert-gamma-beta")
+    (ignored,) = (finding for finding in found.findings if finding.code == "tensor_ignored")
+    assert all(name in ignored.message for name in ("position_ids", "seq_relationship", "pooler.dense"))
+    lm = sc.load(DATA / "checkpoints" / "bert-gamma-beta")
+    assert found.total == lm.parts.params
+    assert found.ok
+
+
 def test_the_tied_matrix_is_one_tensor_after_a_meta_build() -> None:
     """LOAD-19: built on meta, then given storage: the head reads the table itself, so no two copies can part."""
     parts = sc.assemble(card({**LLAMA, "tied": True}))

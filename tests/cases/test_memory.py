@@ -1,4 +1,4 @@
-"""Cases about the sizes of weights and caches."""
+"""Cases about the sizes of weights, caches, training states and activations."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch
 import scantling as sc
 from scantling.cards.read import from_dict, to_yaml
 from scantling.cli.main import _run
-from scantling.numbers.memory import memory, read_per_token
-from scantling.parts.part import Workload
-from scantling.study.examine import TRAINING_16, TRAINING_18, training_states
+from scantling.numbers.memory import read_per_token
+from scantling.parts.part import Workload, total
 from scantling.tensor.cache import Cache
+from scantling.tensor.context import Context
+from scantling.tensor.kept import Kept
 
 QWEN3_4B: dict[str, Any] = {
     "name": "qwen3-4b",
@@ -34,6 +35,18 @@ QWEN3_4B: dict[str, Any] = {
     "norm": {"kind": "rmsnorm", "eps": 1e-6},
     "mlp": {"kind": "gated", "act": "silu", "d_ff": 9728},
     "tied": True,
+}
+
+
+LLAMA_2: dict[str, Any] = {
+    "name": "llama-2",
+    "family": "decoder",
+    "context": 4096,
+    "attention": {"kind": "multi_head", "n_heads": 32},
+    "position": {"kind": "rope", "theta": 1e4},
+    "norm": {"kind": "rmsnorm", "eps": 1e-5},
+    "mlp": {"kind": "gated", "act": "silu", "d_ff": 11008},
+    "tied": False,
 }
 
 
@@ -71,13 +84,46 @@ def test_a_step_reads_the_cache_of_the_kv_heads(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    ("kind", "each", "gib"), [(TRAINING_16, [2, 2, 4, 4, 4], 18.42), (TRAINING_18, [2, 4, 4, 4, 4], 20.72)]
+    ("options", "each", "gib"),
+    [
+        (["--precision", "bf16-master"], [2, 4, 2, 4, 4, 0], 18.42),
+        (["--precision", "bf16-master", "--main-gradients"], [2, 4, 4, 4, 4, 0], 20.72),
+        (["--precision", "fp32"], [4, 4, 4, 4, 0], 18.42),
+    ],
 )
-def test_sixteen_or_eighteen_bytes_item_by_item(kind: Any, each: list[int], gib: float) -> None:
-    """MEM-06: gradients in bfloat16 or float32, a main copy and two moments, each on its own line."""
-    model = sc.assemble(sc.card("llama-3.2-1b"))
-    assert model.params == 1235814400
-    items = training_states(model, kind)
-    assert [size // model.params for size in items.values()] == each
-    assert sum(items.values()) / 2**30 == pytest.approx(gib, abs=5e-3)
-    assert memory(model, Workload(), "bfloat16", "bfloat16").weights == items["weights, bfloat16"]
+def test_sixteen_or_eighteen_bytes_item_by_item(
+    capsys: pytest.CaptureFixture[str], options: list[str], each: list[int], gib: float
+) -> None:
+    """MEM-06: gradients in bfloat16 or float32, a master copy and two moments, each on its own line; or all float32."""
+    n = sc.assemble(sc.card("llama-3.2-1b")).params
+    assert n == 1235814400
+    found = told(capsys, "llama-3.2-1b", "--train", "--batch", "1", "--tokens", "8", *options)
+    assert [size // n for size in found["states"].values()] == each
+    assert sum(found["states"].values()) / 2**30 == pytest.approx(gib, abs=5e-3)
+    assert found["weights_bytes"] == found["states"][next(iter(found["states"]))]
+
+
+def test_activations_are_the_bytes_that_torch_saves(capsys: pytest.CaptureFixture[str]) -> None:
+    """MEM-08: not 12 h b s L numbers; 4 layers of d 256 equal the hooks, the float32 of softmax and loss included."""
+    small = LLAMA_2 | {"n_layers": 4, "d_model": 256, "vocab_size": 1000, "mlp": {**LLAMA_2["mlp"], "d_ff": 688}}
+    small["attention"] = {"kind": "multi_head", "n_heads": 8, "d_head": 32}
+    model = sc.assemble(from_dict(small, "small"))
+    w = Workload(8, 64, training=True, kernel="reference", dtype="bfloat16")
+    net = model.build(dtype="bfloat16").train()
+    ids = torch.randint(0, 1000, (8, 64), generator=torch.Generator().manual_seed(0))
+    ctx = Context.of(ids, training=True, kernel_name="reference")
+    with Kept(net.parameters()) as kept:
+        outcome = model.outcome(net, ids, net(ids, ctx), ctx)
+    assert kept.nbytes == total(model.steps(w), "saved_bytes")
+    assert outcome[1] > 0
+    # Of Llama 2 7B by hand, bytes of a layer: norms 6 each (float32 vectors, rounded ones), what each feeds 2, queries,
+    # keys, values and their mix 2, the MLP's four 2; of scores float32 weights, bfloat16 ones, and a mask of one byte.
+    n, d, d_ff, heads, t = 8 * 512, 4096, 11008, 32, 512
+    layer = 2 * (8 * n * d + 4 * n) + 8 * n * d + 6 * 8 * heads * t * t + t * t + 8 * n * d_ff
+    run = ["llama-2-7b", "--train", "--batch", "8", "--tokens", "512", "--precision", "bf16", "--kernel", "reference"]
+    found = told(capsys, *run)["activations_bytes"]
+    rest = found - 32 * layer
+    # The last norm and what it feeds, the loss, the ids, the targets, and the tables of turns.
+    judged = 8 * 511
+    assert rest == 8 * n * d + 4 * n + judged * (32000 * 4 + 8) + 4 + 8 * n + 2 * t * 128 * 2
+    assert found > 2.9 * 12 * d * n * 32 * 2

@@ -514,11 +514,11 @@ def mutated(raw: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
-def test_2000_mutated_files_parse_or_raise_the_one_error(tmp_path: Path) -> None:
+def test_5000_mutated_files_parse_or_raise_the_one_error(tmp_path: Path) -> None:
     rng = random.Random(20240612)
     path = tmp_path / "model.gguf"
     parsed, messages = 0, []
-    for _ in range(2000):
+    for _ in range(5000):
         path.write_bytes(mutated(GOOD, rng))
         try:
             header = read_gguf(path)
@@ -528,7 +528,7 @@ def test_2000_mutated_files_parse_or_raise_the_one_error(tmp_path: Path) -> None
             for tensor in header.tensors.values():
                 assert tensor.start + tensor.nbytes <= path.stat().st_size
             parsed += 1
-    assert 50 < parsed < 1500
+    assert 125 < parsed < 3750
     assert all(message.startswith(f"{path}: ") for message in messages)
 
 

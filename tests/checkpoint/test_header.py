@@ -294,7 +294,7 @@ def mutated(raw: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
-def test_2000_mutated_files_parse_or_raise_the_one_error(tmp_path: Path) -> None:
+def test_5000_mutated_files_parse_or_raise_the_one_error(tmp_path: Path) -> None:
     rng = random.Random(20240611)
     base = packed(
         {
@@ -308,7 +308,7 @@ def test_2000_mutated_files_parse_or_raise_the_one_error(tmp_path: Path) -> None
     )
     path = tmp_path / "model.safetensors"
     parsed, messages = 0, []
-    for _ in range(2000):
+    for _ in range(5000):
         raw = mutated(base, rng)
         # The length is made to fit again in half of the files, or most would be refused for it alone.
         if rng.random() < 0.5 and len(raw) > 56:
@@ -321,7 +321,7 @@ def test_2000_mutated_files_parse_or_raise_the_one_error(tmp_path: Path) -> None
         else:
             safetensors.deserialize(raw)  # type: ignore[no-untyped-call]
             parsed += 1
-    assert 50 < parsed < 1500
+    assert 125 < parsed < 3750
     assert all(message.startswith(f"{path}: ") for message in messages)
 
 

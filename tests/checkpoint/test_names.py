@@ -24,8 +24,8 @@ from scantling.checkpoint.families import FAMILIES
 from scantling.checkpoint.families.gguf import ARCHITECTURES
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.hf_config import read_config
+from scantling.checkpoint.matching import WRAPPERS, match
 from scantling.checkpoint.names import (
-    WRAPPERS,
     Halves,
     Link,
     Row,
@@ -37,7 +37,6 @@ from scantling.checkpoint.names import (
     elements,
     foreign_shapes,
     links,
-    match,
 )
 from scantling.errors import ScantlingInputError
 

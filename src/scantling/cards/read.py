@@ -16,6 +16,8 @@ from ruamel.yaml.representer import SafeRepresenter
 from scantling import strict_yaml
 from scantling.cards.rules import SIDES, complete
 from scantling.cards.schema import REFUSED_KINDS, Card, Layer, Side
+from scantling.cards.section import Section
+from scantling.cards.training import Training
 from scantling.errors import ScantlingInputError, nearest
 from scantling.strict_yaml import MAX_BYTES as MAX_BYTES
 from scantling.strict_yaml import shown
@@ -50,6 +52,36 @@ def from_dict(data: Any, where: str) -> Card:
     return complete(card)
 
 
+class _Alone(Section, frozen=True):
+    training: Training
+
+
+def training_of(card: Card, changes: Mapping[str, Any], where: str) -> Training:
+    """The card's training section with other values at dotted keys.
+
+    Args:
+        changes: by key, such as ``optimizer.lr``.
+        where: names them in messages.
+
+    Raises:
+        ScantlingInputError: an unknown key, or a value of the wrong kind.
+    """
+    data: dict[str, Any] = msgspec.to_builtins(card.training) if isinstance(card.training, Training) else {}
+    for key, value in changes.items():
+        *sections, last = key.split(".")
+        inner = data
+        for name in sections:
+            inner = inner.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise ScantlingInputError(f"{where}: {shown(key)} names a key inside {name}, which is no mapping")
+        inner[last] = value
+    _check_keys(data, Training, "training", where)
+    try:
+        return msgspec.convert({"training": data}, _Alone, strict=True).training
+    except msgspec.ValidationError as error:
+        raise ScantlingInputError(f"{where}: {_explain(str(error), {'training': data})}") from None
+
+
 def _with_patterns(data: Any) -> Any:
     """Each section of a pattern or a side laid over the card's own, where both are of one kind."""
     if not isinstance(data, Mapping):
@@ -77,13 +109,13 @@ def _laid_over(card: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, A
 
 def to_yaml(card: Card) -> str:
     """The card as YAML, a section a line; keys at their fixed defaults are left out."""
-    lines = [f"{key}: {_flow(value)}\n" for key, value in _stated(card).items()]
+    lines = [f"{key}: {flow(value)}\n" for key, value in _stated(card).items()]
     if card.pattern:
-        layers = ", ".join(_flow(_differences(card, layer)) for layer in card.pattern)
+        layers = ", ".join(flow(_differences(card, layer)) for layer in card.pattern)
         lines.append(f"pattern: [{layers}]\n")
     for name in SIDES:
         if (side := getattr(card, name)) is not None:
-            lines.append(f"{name}: {_flow(_differences(card, side))}\n")
+            lines.append(f"{name}: {flow(_differences(card, side))}\n")
     return "".join(lines)
 
 
@@ -115,8 +147,15 @@ def _stated(section: msgspec.Struct) -> dict[str, Any]:
         value = getattr(section, field.name)
         default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
         if value != default and field.name not in ("pattern", *SIDES):
-            stated[field.name] = _stated(value) if isinstance(value, msgspec.Struct) else value
+            stated[field.name] = _plain(value)
     return stated
+
+
+def _plain(value: Any) -> Any:
+    """A value as YAML takes it."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return _stated(value) if isinstance(value, msgspec.Struct) else value
 
 
 class _Representer(SafeRepresenter):
@@ -130,7 +169,8 @@ class _Representer(SafeRepresenter):
 _Representer.add_representer(str, _Representer.represent_str)
 
 
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
+    """A value as YAML on one line."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = True
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
@@ -164,13 +204,21 @@ def _check_keys(data: Any, struct: Any, path: str, where: str) -> None:
             raise ScantlingInputError(
                 f"{where}: unknown key {shown(at)}; known here: {', '.join(known)}{nearest(str(key), known)}"
             )
-        if fields.get(key) == list[Layer] and isinstance(value, list):
-            for i, layer in enumerate(value):
-                _check_keys(layer, Layer, f"{at}[{i}]", where)
+        element = _element(fields.get(key))
+        if element is not None and isinstance(value, list):
+            for i, item in enumerate(value):
+                _check_keys(item, element, f"{at}[{i}]", where)
             continue
         structs = [m for m in _members(fields.get(key)) if isinstance(m, type) and issubclass(m, msgspec.Struct)]
-        if structs and value is not None:
+        words = [word for m in _members(fields.get(key)) if get_origin(m) is Literal for word in get_args(m)]
+        if structs and value is not None and value not in words:
             _check_keys(value, _choose(structs, value, at, where), at, where)
+
+
+def _element(kind: Any) -> Any:
+    """The section that a list is made of, or None."""
+    inner = get_args(kind)[0] if get_origin(kind) is list else None
+    return inner if isinstance(inner, type) and issubclass(inner, msgspec.Struct) else None
 
 
 def _choose(structs: list[Any], value: Any, at: str, where: str) -> Any:

@@ -7,22 +7,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
 
-Size: TypeAlias = Annotated[int, Meta(ge=1, le=2**32)]
-Width: TypeAlias = Annotated[int, Meta(ge=1, le=2**20)]
-Layers: TypeAlias = Annotated[int, Meta(ge=0, le=1024)]
-Rows: TypeAlias = Annotated[int, Meta(ge=1, le=2**24)]
-Positive: TypeAlias = Annotated[float, Meta(gt=0, le=1e12)]
-Chance: TypeAlias = Annotated[float, Meta(ge=0, lt=1)]
+from scantling.cards.section import Chance, Layers, Positive, Rows, Size, Width
+from scantling.cards.section import Section as Section
+from scantling.cards.training import Training
+
 Act: TypeAlias = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "relu2", "silu", "tanh"]
 Projection: TypeAlias = Literal["q", "k", "v", "o"]
 Place: TypeAlias = Literal["in", "res", "out"]
 Dtype: TypeAlias = Literal["float32", "float16", "bfloat16", "unknown"]
-
-
-class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A mapping of the card."""
+Unknown: TypeAlias = Literal["unknown"]
 
 
 class QKNorm(Section):
@@ -84,7 +79,7 @@ class MultiHead(Section, tag_field="kind", tag="multi_head"):
     chunk: Size | None = None
     stride: Stride | None = None
     prefix: bool = False
-    bias: list[Projection] = []
+    bias: list[Projection] = field(default_factory=list)
     scale: Positive | None = None
     scale_by_layer: bool = False
     qk_norm: QKNorm | None = None
@@ -518,6 +513,23 @@ class Published(Section):
     where: str
 
 
+class Inference(Section):
+    """How a checkpoint is stored and run; no part of the model depends on it. What nobody said is ``unknown``.
+
+    Attributes:
+        quantisation: kinds of the stored blocks, or none.
+        cache: the dtype or form of keys and values.
+        batch: rows.
+        prompt_tokens, new_tokens: lengths.
+    """
+
+    quantisation: str | None = None
+    cache: str | None = None
+    batch: Size | Unknown | None = None
+    prompt_tokens: Size | Unknown | None = None
+    new_tokens: Size | Unknown | None = None
+
+
 class Card(Section):
     """One Transformer.
 
@@ -531,6 +543,8 @@ class Card(Section):
         pattern: layers that differ, repeated until there are n_layers; default all alike.
         encoder, decoder: of an encoder-decoder, where the two stacks differ.
         dtype: in which the weights are stored.
+        training: how `train` trains it, unless the command line says otherwise; unknown where the card was made from a
+            checkpoint, which does not tell. The model is the same without it.
     """
 
     name: str
@@ -545,12 +559,14 @@ class Card(Section):
     mlp: Plain | Gated | MoE
     tied: bool
     residual: Residual = Residual()
-    pattern: list[Layer] = []
+    pattern: list[Layer] = field(default_factory=list)
     encoder: Side | None = None
     decoder: Side | None = None
     embedding: Embedding = Embedding()
     head: Head = Head()
     dropout: Dropout = Dropout()
     dtype: Dtype = "unknown"
+    training: Training | Unknown | None = None
+    inference: Inference | None = None
     source: Source | None = None
     published: Published | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scantling.cards import Card, read_text, to_yaml
@@ -36,10 +36,19 @@ class Choice:
         return str(self.config["model_type"])
 
 
-def choose(card: Card, origin: Origin | None, describes: Describes, dtype: str, tokens: Mapping[str, Any]) -> Choice:
+def choose(
+    card: Card,
+    origin: Origin | None,
+    describes: Describes,
+    dtype: str,
+    tokens: Mapping[str, Any],
+    in_use: Describes = lambda _: False,
+) -> Choice:
     """The config of the origin if it still describes the model; else the first that a family can write; else our own.
 
     Args:
+        in_use: whether a card is that of the model but for its dropout: good enough where no family says all, as only
+            training drops and card.yaml says it.
         dtype: of the weights that are saved.
         tokens: bos_token_id, eos_token_id and what else a config says of ids and labels, for one that is written anew.
 
@@ -53,6 +62,13 @@ def choose(card: Card, origin: Origin | None, describes: Describes, dtype: str, 
         found = _read(origin.config, card)
         if found is not None and describes(with_pooling(found, origin.folder)):
             return _kept(origin.config, dtype)
+    return _of_a_family(card, origin, describes, dtype, tokens) or _own(card, origin, in_use, dtype, tokens)
+
+
+def _of_a_family(
+    card: Card, origin: Origin | None, describes: Describes, dtype: str, tokens: Mapping[str, Any]
+) -> Choice | None:
+    """The first config that a family can write and that is read back as this model."""
     for config in _written(card):
         full = {"pad_token_id": None, **config, "tie_word_embeddings": card.tied, "torch_dtype": dtype, **tokens}
         found = _read(full, card)
@@ -60,6 +76,13 @@ def choose(card: Card, origin: Origin | None, describes: Describes, dtype: str, 
             return Choice(full, _departure(origin, str(full["model_type"])))
         if found is not None and _pools(found, card) and describes(pooled(found, card.head)):
             return Choice(full, _departure(origin, str(full["model_type"])), modules=True)
+    return None
+
+
+def _own(card: Card, origin: Origin | None, in_use: Describes, dtype: str, tokens: Mapping[str, Any]) -> Choice:
+    """Our own layout, unless a family says all but the dropout."""
+    if (found := _of_a_family(card, origin, in_use, dtype, tokens)) is not None:
+        return replace(found, notes=(*found.notes, "config.json does not say the dropout; card.yaml does"))
     config = {"model_type": own.MODEL_TYPE, "layout": own.LAYOUT, **tokens}
     return Choice(config, _departure(origin, own.MODEL_TYPE))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import reprlib
 import stat
+from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO, NoReturn, TypeAlias
 
 from scantling.errors import ScantlingInputError
 
@@ -29,6 +30,49 @@ _repr.maxstring = _repr.maxother = 120
 _repr.maxlong = 40
 
 
+class Elsewhere:
+    """A file that is not on a disk of this machine; `str` names it in messages."""
+
+    name: str
+    suffix: str
+
+    def with_name(self, name: str) -> Elsewhere:
+        """The file of that name beside this one."""
+        raise NotImplementedError(type(self).__name__)
+
+    def exists(self) -> bool:
+        """Whether it is there."""
+        raise NotImplementedError(type(self).__name__)
+
+    def opened(self) -> tuple[BinaryIO, int]:
+        """A file object that reads it, and its size in bytes."""
+        raise NotImplementedError(type(self).__name__)
+
+
+Place: TypeAlias = Path | Elsewhere
+
+
+def is_address(name: str) -> bool:
+    """Whether this is the address of something on the web."""
+    return name.startswith(("http://", "https://"))
+
+
+def here(place: Place) -> Path:
+    """The path of a file on this machine.
+
+    Raises:
+        ScantlingInputError: it is on another one.
+    """
+    if isinstance(place, Elsewhere):
+        refuse(place, "is on another machine; fetch it first")
+    return place
+
+
+def exists(place: Place) -> bool:
+    """Whether there is anything at that place, a link that leads nowhere included."""
+    return place.exists() if isinstance(place, Elsewhere) else os.path.lexists(place)
+
+
 def foreign_kind(head: bytes) -> str | None:
     """What a file is that begins with `head` and is not what its name says, with the way out; None if unknown."""
     # A header length below 4 GiB has four zero bytes here, and must not be taken for another format's magic.
@@ -39,12 +83,14 @@ def foreign_kind(head: bytes) -> str | None:
     return next((kind for magic, kind in _FOREIGN if head.startswith(magic)), None)
 
 
-def open_regular(path: Path) -> tuple[BinaryIO, int]:
+def open_regular(path: Place) -> tuple[BinaryIO, int]:
     """Open a regular file for reading; returns it and its size in bytes.
 
     Raises:
         ScantlingInputError: it is missing, unreadable, empty, a directory, a pipe or a device.
     """
+    if isinstance(path, Elsewhere):
+        return path.opened()
     try:
         # Asked before opening: opening a pipe would wait for its writer.
         file = path.open("rb") if stat.S_ISREG(path.stat().st_mode) else None
@@ -65,6 +111,13 @@ def shown(value: object) -> str:
     return repr(value) if type(value) is str and len(value) <= 100 else _repr.repr(value)
 
 
-def refuse(path: Path, problem: str) -> NoReturn:
+def listed(names: Iterable[str]) -> str:
+    """The first eight names, quoted, and how many there are besides."""
+    names = list(names)
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(map(shown, names[:8])) + more
+
+
+def refuse(path: Place, problem: str) -> NoReturn:
     """Raise the `ScantlingInputError` that says `problem` of the file at `path`."""
     raise ScantlingInputError(f"{path}: {problem}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
-from scantling.checkpoint.files import foreign_kind, open_regular, refuse, shown
+from scantling.checkpoint.files import Elsewhere, Place, foreign_kind, open_regular, refuse, shown
 from scantling.checkpoint.gguf_cursor import Cursor
 from scantling.checkpoint.gguf_types import (
     ARRAY,
@@ -47,7 +47,7 @@ class GGUFTensor:
     name: str
     kind: str
     shape: tuple[int, ...]
-    file: Path
+    file: Place
     start: int
     nbytes: int
 
@@ -61,7 +61,7 @@ class GGUFTensor:
 class GGUFHeader:
     """A GGUF header; arrays in `metadata` are `GGUFArray`, `data_start` is a byte offset in the file."""
 
-    path: Path
+    path: Place
     version: int
     metadata: dict[str, object]
     tensors: dict[str, GGUFTensor]
@@ -73,13 +73,15 @@ def _strings(cursor: Cursor, what: str, count: int) -> GGUFArray:
     cursor.strings += count
     if cursor.strings > MAX_ELEMENTS:
         cursor.fail(cursor.pos, f"{what} brings the strings in arrays to {cursor.strings}, over {MAX_ELEMENTS}")
-    data, unpack, end = cursor.data, U64.unpack_from, cursor.end
+    data, unpack, end, have = cursor.data, U64.unpack_from, cursor.end, cursor.have
     start = pos = cursor.pos
     ends: array[int] = array("Q")
     short = True
     for index in range(count):
         if end - pos < 8:
             cursor.fail(pos, f"element {index} of {what} has no length: {end - pos} bytes are left, not 8")
+        if pos + 8 > have:
+            have = cursor.fetch(pos + 8)
         (length,) = unpack(data, pos)
         if length > 127:
             short = False
@@ -90,7 +92,8 @@ def _strings(cursor: Cursor, what: str, count: int) -> GGUFArray:
             cursor.fail(pos - length, f"element {index} of {what} needs {length} bytes, {pos - end} more than are left")
         ends.append(pos - start)
     cursor.pos = pos
-    raw = data[start:pos]
+    cursor.fetch(pos)
+    raw = bytes(data[start:pos])
     if not (short and len(raw) <= MAX_STRING_BYTES and _is_utf8(raw)):
         _check_utf8(cursor, raw, start, ends, what)
     return GGUFArray("string", raw, None, ends)
@@ -126,7 +129,7 @@ def _array(cursor: Cursor, what: str) -> GGUFArray:
     if kind == STRING:
         return _strings(cursor, what, count)
     at = cursor.room(count * form.size, what)
-    raw = cursor.data[at : cursor.pos]
+    raw = bytes(cursor.data[at : cursor.pos])
     if name == "bool" and (bad := raw.translate(None, b"\0\1")):
         cursor.fail(at + raw.index(bad[0]), f"{what} holds the byte {bad[0]} as a bool; only 0 and 1 are")
     return GGUFArray(name, raw, form)
@@ -187,7 +190,7 @@ def _check_known(cursor: Cursor, key: str, value: object, at: int) -> None:
         cursor.fail(at, f"the value of {shown(key)} is {shown(value)}; it must be an integer from 0 to {limit}")
 
 
-def _check_vocabulary(path: Path, metadata: dict[str, object]) -> None:
+def _check_vocabulary(path: Place, metadata: dict[str, object]) -> None:
     """The tokenizer's arrays agree (specification, "Tokenizer"): one score and one type per token, bytes as <0xNN>."""
     tokens = metadata.get("tokenizer.ggml.tokens")
     if tokens is None:
@@ -267,7 +270,8 @@ def _tensors(cursor: Cursor, count: int, alignment: int) -> tuple[dict[str, GGUF
 
 
 def _version(cursor: Cursor) -> int:
-    head = cursor.data[:256]
+    cursor.fetch(min(256, cursor.end))
+    head = bytes(cursor.data[:256])
     if head[:4] != b"GGUF":
         kind = foreign_kind(head)
         begins = f"begins with {shown(head[:4])}; a GGUF file begins with b'GGUF'"
@@ -282,21 +286,28 @@ def _version(cursor: Cursor) -> int:
     return version
 
 
-def read_gguf(path: str | os.PathLike[str]) -> GGUFHeader:
+def read_gguf(path: str | os.PathLike[str] | Elsewhere) -> GGUFHeader:
     """Read and check the header of a GGUF file; no tensor data is read.
 
     Raises:
         ScantlingInputError: the file is not GGUF version 2 or 3, is cut short, exceeds a limit of this module, or its
             header is not true of its bytes.
     """
+    if isinstance(path, Elsewhere):
+        source, size = path.opened()
+        with source:
+            return _header(Cursor(path, bytearray(), size, source))
     path = Path(path)
     file, _ = open_regular(path)
     with file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        cursor = Cursor(path, data)
-        version = _version(cursor)
-        # The least bytes: a name length, dimensions, type and offset; a key of one character, a type and a bool.
-        n_tensors = cursor.count("the number of tensors", MAX_TENSORS, 8 + 1 + 4 + 8 + 4 + 8)
-        n_keys = cursor.count("the number of key-value pairs", MAX_KEYS, 8 + 1 + 4 + 1)
-        metadata, alignment = _metadata(cursor, n_keys)
-        tensors, data_start = _tensors(cursor, n_tensors, alignment)
-    return GGUFHeader(path, version, metadata, tensors, alignment, data_start)
+        return _header(Cursor(path, data, len(data)))
+
+
+def _header(cursor: Cursor) -> GGUFHeader:
+    version = _version(cursor)
+    # The least bytes: a name length, dimensions, type and offset; a key of one character, a type and a bool.
+    n_tensors = cursor.count("the number of tensors", MAX_TENSORS, 8 + 1 + 4 + 8 + 4 + 8)
+    n_keys = cursor.count("the number of key-value pairs", MAX_KEYS, 8 + 1 + 4 + 1)
+    metadata, alignment = _metadata(cursor, n_keys)
+    tensors, data_start = _tensors(cursor, n_tensors, alignment)
+    return GGUFHeader(cursor.path, version, metadata, tensors, alignment, data_start)

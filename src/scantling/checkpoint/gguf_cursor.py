@@ -4,20 +4,40 @@ from __future__ import annotations
 
 import mmap
 import struct
-from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
-from scantling.checkpoint.files import refuse
+from scantling.checkpoint.files import Place, refuse
 from scantling.checkpoint.gguf_types import U64
+
+_PIECE = 2**20
+"""Bytes that are fetched at least."""
 
 
 class Cursor:
-    """A position in the mapped file, and reads that fail with a sentence instead of going past the end."""
+    """A position in a file, and reads that fail with a sentence instead of going past the end.
 
-    __slots__ = ("data", "end", "path", "pos", "strings")
+    The file is mapped, or lies elsewhere and is fetched from its beginning as far as it is read.
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path, self.data, self.pos, self.end, self.strings = path, data, 0, len(data), 0
+    Attributes:
+        end: bytes of the whole file.
+        have: bytes of it that `data` holds.
+    """
+
+    __slots__ = ("_source", "data", "end", "have", "path", "pos", "strings")
+
+    def __init__(self, path: Place, data: mmap.mmap | bytearray, end: int, source: BinaryIO | None = None) -> None:
+        self.path, self.data, self.end, self._source = path, data, end, source
+        self.pos, self.have, self.strings = 0, len(data), 0
+
+    def fetch(self, upto: int) -> int:
+        """Have the first `upto` bytes, which are no more than the file has; returns how many there are."""
+        if upto > self.have and self._source is not None and isinstance(self.data, bytearray):
+            more = min(max(upto - self.have, self.have, _PIECE), self.end - self.have)
+            self.data += self._source.read(more)
+            self.have = len(self.data)
+        if upto > self.have:
+            self.fail(self.have, f"no more of the file could be fetched; {self.end - self.have} bytes are missing")
+        return self.have
 
     def fail(self, at: int, problem: str) -> NoReturn:
         """Refuse the file for the `problem` that begins at byte `at`."""
@@ -29,6 +49,8 @@ class Cursor:
         if nbytes > self.end - at:
             self.fail(at, f"{what} needs {nbytes} bytes and {self.end - at} are left; the file is cut short or damaged")
         self.pos = at + nbytes
+        if self.pos > self.have:
+            self.fetch(self.pos)
         return at
 
     def number(self, form: struct.Struct, what: str) -> int:
@@ -43,7 +65,7 @@ class Cursor:
             self.fail(self.pos - 8, f"{what} declares {length} bytes, over the limit of {limit}")
         at = self.room(length, what)
         try:
-            return self.data[at : self.pos].decode()
+            return bytes(self.data[at : self.pos]).decode()
         except UnicodeDecodeError as error:
             self.fail(at + error.start, f"{what} is not UTF-8 ({error.reason})")
 

@@ -8,13 +8,14 @@ checked against the file.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from scantling.checkpoint.files import CONVERT, foreign_kind, open_regular, refuse
+from scantling.checkpoint.files import CONVERT, Elsewhere, Place, foreign_kind, open_regular, refuse
 from scantling.checkpoint.files import shown as shown
 from scantling.checkpoint.strict_json import JsonReader, natural
 from scantling.errors import nearest
@@ -43,6 +44,12 @@ DTYPES = {
     "BOOL": "bool",
 }
 _FIELDS = ("dtype", "shape", "data_offsets")
+_NUMBER = r"(?:0|[1-9][0-9]{0,18})"
+_PLAIN_ENTRY = re.compile(
+    rf'\{{"dtype":"([A-Z0-9_]+)","shape":\[((?:{_NUMBER}(?:,{_NUMBER}){{0,63}})?)\],'
+    rf'"data_offsets":\[({_NUMBER}),({_NUMBER})\]\}}'
+)
+"""An entry as the library writes it; any other spelling is read as JSON."""
 _PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 
 
@@ -53,7 +60,7 @@ class TensorInfo:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    file: Path
+    file: Place
     start: int
     nbytes: int
 
@@ -67,12 +74,12 @@ class TensorInfo:
 class SafetensorsHeader:
     """The header of one file: tensors by name in header order, and ``__metadata__``."""
 
-    path: Path
+    path: Place
     tensors: dict[str, TensorInfo]
     metadata: dict[str, str]
 
 
-def _header_bytes(path: Path, file: BinaryIO, size: int, limit: int) -> bytes:
+def _header_bytes(path: Place, file: BinaryIO, size: int, limit: int) -> bytes:
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little")
     problem = None
@@ -97,14 +104,23 @@ def _header_bytes(path: Path, file: BinaryIO, size: int, limit: int) -> bytes:
     return raw
 
 
+def _fields(text: JsonReader, where: str) -> tuple[object, object, object]:
+    """dtype, shape and data_offsets as they stand."""
+    at = text.pos
+    if plain := _PLAIN_ENTRY.match(text.text, at):
+        text.pos = plain.end()
+        return plain[1], [int(size) for size in plain[2].split(",") if size], [int(plain[3]), int(plain[4])]
+    entry = text.small(f"the entry of {where}", _ENTRY_CHARS)
+    if not isinstance(entry, dict) or entry.keys() != set(_FIELDS):
+        _fail_fields(text, where, entry, at)
+    return entry["dtype"], entry["shape"], entry["data_offsets"]
+
+
 def _entry(text: JsonReader, name: str, data_start: int) -> TensorInfo:
     where = f"tensor {shown(name)}"
     text.peek()
     at = text.pos
-    entry = text.small(f"the entry of {where}", _ENTRY_CHARS)
-    if not isinstance(entry, dict) or entry.keys() != set(_FIELDS):
-        _fail_fields(text, where, entry, at)
-    code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    code, shape, offsets = _fields(text, where)
     if not isinstance(code, str) or code not in DTYPES:
         hint = nearest(code, DTYPES) if isinstance(code, str) else ""
         text.fail(f"{where} has dtype {shown(code)}, which is none of {', '.join(DTYPES)}{hint}", at)
@@ -133,7 +149,7 @@ def _fail_fields(text: JsonReader, where: str, entry: object, at: int) -> NoRetu
     text.fail(f"{where} has an unknown field {shown(field)}{nearest(field, _FIELDS)}", at)
 
 
-def _check_coverage(path: Path, tensors: Iterable[TensorInfo], data_start: int, size: int) -> None:
+def _check_coverage(path: Place, tensors: Iterable[TensorInfo], data_start: int, size: int) -> None:
     """The ranges must tile the buffer, as the format asks ("no holes")."""
     ordered = sorted(tensors, key=lambda info: (info.start, info.nbytes))
     if ordered:
@@ -158,12 +174,12 @@ def _check_coverage(path: Path, tensors: Iterable[TensorInfo], data_start: int, 
         refuse(path, f"{size - expected} bytes follow byte {expected}, where {before} ends and the file should end")
 
 
-def _refuse_pickle(path: Path) -> None:
+def _refuse_pickle(path: Place) -> None:
     if path.suffix.lower() in _PICKLE_SUFFIXES:
         refuse(path, f"is named {path.suffix}, the name of Python pickles; {CONVERT}")
 
 
-def read_safetensors(path: str | os.PathLike[str], *, limit: int = HEADER_LIMIT) -> SafetensorsHeader:
+def read_safetensors(path: str | os.PathLike[str] | Elsewhere, *, limit: int = HEADER_LIMIT) -> SafetensorsHeader:
     """Read and check the header of one safetensors file.
 
     `limit` is the longest header accepted, in bytes; the format's own 100,000,000 bounds it.
@@ -171,7 +187,7 @@ def read_safetensors(path: str | os.PathLike[str], *, limit: int = HEADER_LIMIT)
     Raises:
         ScantlingInputError: the file is not safetensors, is cut short, or its header is not true of its bytes.
     """
-    path = Path(path)
+    path = path if isinstance(path, Elsewhere) else Path(path)
     _refuse_pickle(path)
     file, size = open_regular(path)
     with file:

@@ -19,7 +19,8 @@ from scantling.checkpoint.gguf import read_gguf
 from scantling.checkpoint.gguf_values import dequantise
 from scantling.checkpoint.header import TensorInfo
 from scantling.checkpoint.hf_config import beyond, end_ids, labels, read_config, start_id
-from scantling.checkpoint.names import WRAPPERS, Link, bare, foreign_shapes, heads, links, match
+from scantling.checkpoint.matching import WRAPPERS, bare, match
+from scantling.checkpoint.names import Link, foreign_shapes, heads, links
 from scantling.checkpoint.origin import Origin
 from scantling.checkpoint.sentence import TextRules, text_rules
 from scantling.checkpoint.sharded import read_checkpoint

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scantling.errors import ScantlingInputError
-
 Shape = tuple[int, ...]
 
 
+@dataclass(frozen=True)
 class Transform:
     """An invertible change of layout between their tensors and ours. This one changes nothing."""
 
@@ -28,6 +27,10 @@ class Transform:
         """Shapes of their tensors, from ours."""
         return list(ours)
 
+    def as_ours(self, shape: Shape) -> Shape:
+        """A tensor of theirs turned as ours are; the rows of several that are one of theirs stay together."""
+        return shape
+
 
 @dataclass(frozen=True)
 class Transpose(Transform):
@@ -42,6 +45,9 @@ class Transpose(Transform):
     def saved_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
         return [shape[::-1] for shape in ours]
 
+    def as_ours(self, shape: Shape) -> Shape:
+        return shape[::-1]
+
 
 @dataclass(frozen=True)
 class Unsqueeze(Transform):
@@ -55,6 +61,9 @@ class Unsqueeze(Transform):
 
     def saved_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
         return [(1, *shape) for shape in ours]
+
+    def as_ours(self, shape: Shape) -> Shape:
+        return shape[1:]
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,9 @@ class Split(Transform):
 
     def saved_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
         return self.inner.saved_shapes([(sum(shape[0] for shape in ours), *ours[0][1:])])
+
+    def as_ours(self, shape: Shape) -> Shape:
+        return self.inner.as_ours(shape)
 
 
 @dataclass(frozen=True)
@@ -130,6 +142,9 @@ class TransposeEach(Transform):
     def saved_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
         return [(shape[0], *shape[:0:-1]) for shape in ours]
 
+    def as_ours(self, shape: Shape) -> Shape:
+        return (*shape[:1], *shape[:0:-1])
+
 
 @dataclass(frozen=True)
 class Alternate(Transform):
@@ -151,6 +166,9 @@ class Alternate(Transform):
 
     def saved_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
         return self.inner.saved_shapes([(ours[0][0], len(ours) * ours[0][1], *ours[0][2:])])
+
+    def as_ours(self, shape: Shape) -> Shape:
+        return self.inner.as_ours(shape)
 
 
 @dataclass(frozen=True)
@@ -239,68 +257,6 @@ def foreign_shapes(table: Sequence[Link], weights: Mapping[str, Shape]) -> dict[
 def heads(rows: Sequence[Row]) -> set[str]:
     """Names under which files store the head's matrix, also those of models that tie it and have none."""
     return {row.theirs + ".weight" for row in rows if row.ours in ("head", "head.matrix")}
-
-
-WRAPPERS = ("_orig_mod.", "module.")
-"""Prefixes that torch.compile and DistributedDataParallel leave on names."""
-
-
-def bare(name: str, renamed: Sequence[tuple[str, str]] = ()) -> str:
-    """A file's name without wrappers, and where the family has two names for it, the one of its table."""
-    while wrapper := next((w for w in WRAPPERS if name.startswith(w)), None):
-        name = name[len(wrapper) :]
-    for pattern, replacement in renamed:
-        name = re.sub(pattern, replacement, name)
-    return name
-
-
-def match(
-    found: Mapping[str, Shape],
-    wanted: Mapping[str, Shape],
-    prefix: str,
-    ignored: Sequence[str],
-    where: str,
-    renamed: Sequence[tuple[str, str]] = (),
-    absent: Sequence[str] = (),
-) -> tuple[dict[str, str], list[str]]:
-    """Which tensor of the file is which of the table.
-
-    Args:
-        found, wanted: names and shapes in the file and in the table.
-        prefix: the base model's name, which some files leave out.
-        ignored: patterns of names that carry no weights.
-        renamed: old spellings, as (pattern, replacement) of `re.sub`.
-        absent: patterns of names in the table that the file may lack.
-
-    Returns:
-        (table name -> file name, names in the file that the table does not know).
-
-    Raises:
-        ScantlingInputError: a tensor is missing, stands under two names, or has another shape.
-    """
-    names: dict[str, str] = {}
-    extra: list[str] = []
-    for name in found:
-        plain = bare(name, renamed)
-        full = plain if plain in wanted else prefix + plain
-        if full in names:
-            raise ScantlingInputError(f"{where}: {names[full]!r} and {name!r} are one tensor under two names; keep one")
-        if full in wanted:
-            names[full] = name
-        elif not any(re.fullmatch(pattern, plain.removeprefix(prefix)) for pattern in ignored):
-            extra.append(name)
-    optional = [name for name in wanted if any(re.fullmatch(p, name.removeprefix(prefix)) for p in absent)]
-    missing = [name for name in wanted if name not in names and name not in optional]
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        unknown = f"; the file has {extra[0]!r}, which the model does not know" if extra else ""
-        raise ScantlingInputError(f"{where}: tensor {missing[0]!r}{more} is missing{unknown}")
-    for full, name in names.items():
-        if tuple(found[name]) != tuple(wanted[full]):
-            raise ScantlingInputError(
-                f"{where}: tensor {name!r} has shape {list(found[name])} and the config asks for {list(wanted[full])}"
-            )
-    return names, extra
 
 
 def elements(shapes: Mapping[str, Shape]) -> int:

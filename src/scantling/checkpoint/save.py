@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from scantling.cards import Card, to_yaml
 from scantling.checkpoint.config_choice import Describes, choose
 from scantling.checkpoint.families import family, own
-from scantling.checkpoint.names import Link, bare, foreign_shapes, links
+from scantling.checkpoint.matching import bare
+from scantling.checkpoint.names import Link, foreign_shapes, links
 from scantling.checkpoint.origin import Origin, carried, is_ours
 from scantling.checkpoint.safetensors_write import flush, write_safetensors
 from scantling.checkpoint.sentence import TextRules, modules
@@ -43,6 +44,7 @@ class Content:
         weights: names and shapes of the model's parameters, by our names.
         state: the tensors; their names may carry prefixes of wrappers.
         describes: whether a card is this model's.
+        in_use: whether a card is this model's but for its dropout.
         origin: where the model was read from.
         tokenizer_files: text files of the tokenizer by their names, for a model whose origin has none.
         tokens: bos_token_id, eos_token_id and what else a config says of ids and labels.
@@ -53,6 +55,7 @@ class Content:
     weights: Mapping[str, Shape]
     state: Mapping[str, Tensor]
     describes: Describes
+    in_use: Describes = lambda _: False
     origin: Origin | None = None
     tokenizer_files: Callable[[], Mapping[str, str]] = field(default=dict)
     tokens: Mapping[str, Any] = field(default_factory=dict)
@@ -104,7 +107,7 @@ def write(
     state = _checked(content)
     name, notes = _dtype(state, dtype)
     card = replace(content.card, dtype=name)
-    choice = choose(card, content.origin, content.describes, name, content.tokens)
+    choice = choose(card, content.origin, content.describes, name, content.tokens, content.in_use)
     table = links(family(choice.model_type, str(folder)).rows(card), content.weights)
     shapes = foreign_shapes(table, content.weights)
     shards = _shards(shapes, max_shard_bytes, DTYPE_BYTES[name])

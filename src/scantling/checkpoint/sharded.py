@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NoReturn
 
-from scantling.checkpoint.files import CONVERT, foreign_kind, open_regular, refuse, shown
+from scantling.checkpoint.files import CONVERT, Place, exists, foreign_kind, listed, open_regular, refuse, shown
 from scantling.checkpoint.header import HEADER_LIMIT, SafetensorsHeader, TensorInfo, read_safetensors
 from scantling.checkpoint.strict_json import JsonReader, natural
 from scantling.units import DTYPE_BYTES
@@ -23,16 +23,10 @@ _INDEX_EXTRA_CHARS = 65_536
 class CheckpointHeader:
     """All files of a checkpoint as one; `notes` are sentences about what was found and passed over."""
 
-    files: tuple[Path, ...]
+    files: tuple[Place, ...]
     tensors: dict[str, TensorInfo]
     metadata: dict[str, str]
     notes: tuple[str, ...] = ()
-
-
-def _listed(names: Iterable[str]) -> str:
-    names = list(names)
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(map(shown, names[:8])) + more
 
 
 def _read_index(path: Path) -> tuple[dict[str, str], int | None]:
@@ -50,10 +44,13 @@ def _read_index(path: Path) -> tuple[dict[str, str], int | None]:
     total: object = None
     for key in text.members("the index", "key"):
         if key == "weight_map":
-            weight_map = {}
+            weight_map, checked = {}, set()
             for name in text.members("weight_map", "tensor name"):
                 at = text.pos
-                weight_map[name] = _plain_name(text, text.string(f"the shard of tensor {shown(name)}"), name, at)
+                shard = text.string("the shard of a tensor")
+                if shard not in checked:
+                    checked.add(_plain_name(text, shard, name, at))
+                weight_map[name] = shard
         else:
             value = text.small(f"the value of {shown(key)}", _INDEX_EXTRA_CHARS)
             if key == "metadata" and isinstance(value, dict):
@@ -77,52 +74,122 @@ def _plain_name(text: JsonReader, shard: str, tensor: str, at: int) -> str:
     return shard
 
 
-def _fail_missing(
-    index: Path, weight_map: dict[str, str], headers: dict[str, SafetensorsHeader], total: int | None
-) -> NoReturn:
-    missing = sorted(set(weight_map.values()) - headers.keys())
-    tensors = sum(shard not in headers for shard in weight_map.values())
-    present = [info for header in headers.values() for info in header.tensors.values()]
-    size = ""
-    if total is not None and (nbytes := total - sum(info.nbytes for info in present)) > 0:
-        size = f", {nbytes} bytes by the index's total_size"
-        if len(dtypes := {info.dtype for info in present}) == 1:
-            (dtype,) = dtypes
-            size += f", {nbytes // DTYPE_BYTES[dtype]} parameters if they are {dtype} like the rest"
-    refuse(
-        index,
-        f"names shards missing from the folder ({len(missing)}: {_listed(missing)}), with {tensors} of the "
-        f"{len(weight_map)} tensors{size}; download them",
-    )
+@dataclass(frozen=True)
+class Shards:
+    """What an index says and what its shards hold, whether they agree or not.
+
+    Attributes:
+        weight_map: the shard that each tensor is said to be in.
+        total: bytes of all tensors by the index; None where it does not say.
+        headers: of the shards that are there.
+    """
+
+    index: Path
+    weight_map: dict[str, str]
+    total: int | None
+    headers: dict[str, SafetensorsHeader]
+
+    @property
+    def missing(self) -> list[str]:
+        """Shards that the index names and that are not there."""
+        return sorted(set(self.weight_map.values()) - self.headers.keys())
+
+    @property
+    def lost(self) -> list[str]:
+        """Tensors that the index puts into a shard that is not there."""
+        return [name for name, shard in self.weight_map.items() if shard not in self.headers]
+
+    @property
+    def absent(self) -> list[tuple[str, str]]:
+        """Tensors and the shard that the index gives them and that lacks them."""
+        found = ((name, shard, self.headers.get(shard)) for name, shard in self.weight_map.items())
+        return [(name, shard) for name, shard, header in found if header and name not in header.tensors]
+
+    @property
+    def extra(self) -> list[tuple[str, str]]:
+        """Tensors, and their shard, that the index leaves out."""
+        return [(name, shard) for name, shard in self._stored() if name not in self.weight_map]
+
+    @property
+    def copies(self) -> list[tuple[str, str]]:
+        """Tensors and shards that hold them although the one that the index names holds them too."""
+        return [(name, shard) for name, shard in self._stored() if self._named(name) not in (None, shard)]
+
+    def _named(self, name: str) -> str | None:
+        """The shard that the index names, if the tensor is in it."""
+        shard = self.weight_map.get(name)
+        header = None if shard is None else self.headers.get(shard)
+        return shard if header is not None and name in header.tensors else None
+
+    def _stored(self) -> Iterator[tuple[str, str]]:
+        return ((name, shard) for shard, header in self.headers.items() for name in header.tensors)
+
+    def said_of_missing(self) -> str:
+        """How many tensors, bytes and parameters the missing shards hold, as far as that can be told."""
+        size = ""
+        present = [info for header in self.headers.values() for info in header.tensors.values()]
+        if self.total is not None and (nbytes := self.total - sum(info.nbytes for info in present)) > 0:
+            size = f", {nbytes} bytes by the index's total_size"
+            if len(dtypes := {info.dtype for info in present}) == 1:
+                (dtype,) = dtypes
+                size += f", {nbytes // DTYPE_BYTES[dtype]} parameters if they are {dtype} like the rest"
+        return f"{len(self.lost)} of the {len(self.weight_map)} tensors{size}"
+
+
+Reader = Callable[[Callable[[Place], SafetensorsHeader | None], list[Place]], Iterable[SafetensorsHeader | None]]
+"""As `map`: applied to every shard, one after the other or side by side."""
+
+
+def read_shards(index: Path, limit: int = HEADER_LIMIT, beside: Place | None = None, each: Reader = map) -> Shards:
+    """Read an index and the headers of its shards, as far as they are there.
+
+    Args:
+        limit: bytes of the longest header of a shard.
+        beside: a file beside the shards, where the index lies elsewhere.
+        each: how the shards are gone through.
+
+    Raises:
+        ScantlingInputError: the index or a shard is malformed, or the index leaves the folder.
+    """
+    weight_map, total = _read_index(index)
+    shards = sorted(set(weight_map.values()))
+    near: Place = index if beside is None else beside
+
+    def read(path: Place) -> SafetensorsHeader | None:
+        return read_safetensors(path, limit=limit) if exists(path) else None
+
+    headers = zip(shards, each(read, [near.with_name(shard) for shard in shards]), strict=True)
+    return Shards(index, weight_map, total, {shard: header for shard, header in headers if header is not None})
 
 
 def _read_sharded(index: Path, limit: int) -> CheckpointHeader:
-    weight_map, total = _read_index(index)
-    shards = sorted(set(weight_map.values()))
-    paths = {shard: index.with_name(shard) for shard in shards}
-    headers = {shard: read_safetensors(path, limit=limit) for shard, path in paths.items() if os.path.lexists(path)}
-    if len(headers) < len(shards):
-        _fail_missing(index, weight_map, headers, total)
-    absent = [f"{name} ({shard})" for name, shard in weight_map.items() if name not in headers[shard].tensors]
-    if absent:
-        refuse(index, f"names tensors that are not in the shard it gives ({len(absent)}: {_listed(absent)})")
+    shards = read_shards(index, limit)
+    if missing := shards.missing:
+        names = f"names shards missing from the folder ({len(missing)}: {listed(missing)})"
+        refuse(index, f"{names}, with {shards.said_of_missing()}; download them")
+    if absent := [f"{name} ({shard})" for name, shard in shards.absent]:
+        refuse(index, f"names tensors that are not in the shard it gives ({len(absent)}: {listed(absent)})")
+    if extra := [f"{name} ({shard})" for name, shard in shards.extra]:
+        refuse(index, f"leaves out tensors that its shards hold ({len(extra)}: {listed(extra)}); add or drop them")
+    notes = tuple(
+        f"{shards.headers[shard].path}: a second copy of tensor {shown(name)} is passed over; "
+        f"the index names the one in {shards.weight_map[name]}"
+        for name, shard in shards.copies
+    )
+    return CheckpointHeader(
+        tuple(header.path for header in shards.headers.values()),
+        {name: shards.headers[shard].tensors[name] for name, shard in shards.weight_map.items()},
+        merged_metadata(shards.headers.values()),
+        notes,
+    )
+
+
+def merged_metadata(headers: Iterable[SafetensorsHeader]) -> dict[str, str]:
+    """``__metadata__`` of all shards; of a key that several have, the first one's value."""
     metadata: dict[str, str] = {}
-    extra: list[str] = []
-    notes: list[str] = []
-    for shard, header in headers.items():
+    for header in headers:
         metadata = header.metadata | metadata
-        for name in header.tensors:
-            if name not in weight_map:
-                extra.append(f"{name} ({shard})")
-            elif weight_map[name] != shard:
-                notes.append(
-                    f"{header.path}: a second copy of tensor {shown(name)} is passed over; "
-                    f"the index names the one in {weight_map[name]}"
-                )
-    if extra:
-        refuse(index, f"leaves out tensors that its shards hold ({len(extra)}: {_listed(extra)}); add or drop them")
-    tensors = {name: headers[shard].tensors[name] for name, shard in weight_map.items()}
-    return CheckpointHeader(tuple(paths.values()), tensors, metadata, tuple(notes))
+    return metadata
 
 
 def _fail_no_weights(folder: Path) -> NoReturn:
@@ -139,7 +206,7 @@ def _fail_no_weights(folder: Path) -> NoReturn:
     advice[".pt"] = advice[".pth"] = advice[".bin"]
     for suffix, sentence in advice.items():
         if found := [name for name in names if name.lower().endswith(suffix)]:
-            refuse(folder, sentence.format(_listed(found)))
+            refuse(folder, sentence.format(listed(found)))
     refuse(folder, f"holds no weights; it needs {wanted}")
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NoReturn
 
-from scantling.checkpoint.files import refuse, shown
+from scantling.checkpoint.files import Place, refuse, shown
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _PLAIN_STRING = re.compile(r'"([^"\\\x00-\x1f]*)"')
@@ -38,7 +37,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_consta
 class JsonReader:
     """A pull parser over one JSON text: it builds one small value at a time, so memory stays near the text's size."""
 
-    def __init__(self, path: Path, raw: bytes, base: int) -> None:
+    def __init__(self, path: Place, raw: bytes, base: int) -> None:
         self.path, self.base, self.pos = path, base, 0
         try:
             self.text = raw.decode()

@@ -91,9 +91,9 @@ def whole_folder(target: Path) -> Iterator[Path]:
         fresh = beside
         yield fresh
         for folder in (*(p for p in fresh.rglob("*") if p.is_dir()), fresh):
-            _flush_folder(folder)
-        _put(fresh, target)
-        _flush_folder(target.parent)
+            flush_folder(folder)
+        put(fresh, target)
+        flush_folder(target.parent)
     except OSError as error:
         raise ScantlingInputError(f"{target}: cannot be written: {error.strerror}") from None
     finally:
@@ -102,7 +102,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _put(fresh: Path, target: Path) -> None:
+def put(fresh: Path, target: Path) -> None:
     """Give the fresh folder the target's name, and the fresh one's name to what was there."""
     if not target.exists() or not any(target.iterdir()):
         os.rename(fresh, target)
@@ -134,7 +134,7 @@ def _exchanged(one: Path, other: Path) -> bool:
     raise OSError(code, os.strerror(code), str(other))
 
 
-def _flush_folder(path: Path) -> None:
+def flush_folder(path: Path) -> None:
     if os.name == "nt":
         return
     number = os.open(path, os.O_RDONLY)

@@ -8,7 +8,8 @@ from scantling.assembly import assemble
 from scantling.checkpoint.find import card_of
 from scantling.cli import show
 from scantling.study.checks import checks
-from scantling.study.examine import Formula, examine
+from scantling.study.examine import examine
+from scantling.study.formula import Formula
 from scantling.units import storage_dtype
 
 

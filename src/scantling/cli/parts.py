@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import click
 
 from scantling.assembly import assemble
@@ -23,9 +21,10 @@ def command(model: str, batch: int, tokens: int, revision: str | None, as_json: 
     w = Workload(batch=batch, tokens=tokens)
     steps = list(parts.steps(w))
     if as_json:
-        keys = ("path", "op", "formula", "shape", "params", "repeat", "note")
-        show.emit({"parts": [{key: asdict(step)[key] for key in keys} for step in steps], "total_params": parts.params})
+        keys = ("path", "op", "formula", "symbols", "shape", "params", "repeat", "note")
+        listed = [{key: getattr(step, key) for key in keys} for step in steps]
+        show.emit({"parts": listed, "total_params": parts.params})
         return
-    rows = [(s.path, s.op, s.formula, s.shape, s.params or None, s.repeat, s.note) for s in steps]
-    show.table(("path", "part", "formula", "output", "parameters", "repeat", "why"), rows)
+    rows = [(s.path, s.op, s.formula, s.symbols, s.shape, s.params or None, s.repeat, s.note) for s in steps]
+    show.table(("path", "part", "formula", "output", "in numbers", "parameters", "repeat", "why"), rows)
     show.say(f"total: {total(steps, 'params'):,} parameters")

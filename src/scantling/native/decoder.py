@@ -187,8 +187,13 @@ class Decoder:
         """A decoder whose slot i is what slot rows[i] is here: this one, or a larger one where there are more rows."""
         chosen, target = list(rows), self
         if len(chosen) > self.slots:
-            how = {"threads": self._threads, "quantised": self._quantised}
-            target = Decoder(self.packed, slots=len(chosen), capacity=self.capacity, **how)
+            target = Decoder(
+                self.packed,
+                slots=len(chosen),
+                capacity=self.capacity,
+                threads=self._threads,
+                quantised=self._quantised,
+            )
         for own, theirs in zip(self._kept, target._kept, strict=True):
             for source, place in zip(own, theirs, strict=True):
                 slots = self._arena.bytes(source).reshape(self.slots, -1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from scantling.checkpoint.files import here
 from scantling.checkpoint.gguf import GGUFHeader, GGUFTensor
 from scantling.checkpoint.gguf_values import dequantise
 from scantling.checkpoint.names import Link, Row, links
@@ -79,8 +80,9 @@ class OfGGUF:
         self, header: GGUFHeader, rows: tuple[Row, ...], weights: Mapping[str, tuple[int, ...]], width: str = "stored"
     ) -> None:
         self._tensors, self._width = header.tensors, width
-        state = header.path.stat()
-        self.key = f"{header.path.resolve()} {state.st_size} {state.st_mtime_ns} {width}"
+        path = here(header.path)
+        state = path.stat()
+        self.key = f"{path.resolve()} {state.st_size} {state.st_mtime_ns} {width}"
         self._shapes = weights
         self._links: dict[str, Link] = {ours: link for link in links(rows, weights) for ours in link.ours}
 
@@ -88,7 +90,7 @@ class OfGGUF:
         tensor, order = self._found(name)
         if self._width == "stored" and (size := block_bytes(tensor.kind)) is not None:
             shape = (tensor.shape[0], tensor.shape[1] // 32 * size)
-            raw = np.memmap(tensor.file, np.uint8, mode="r", offset=tensor.start, shape=shape).view(np.ndarray)
+            raw = np.memmap(here(tensor.file), np.uint8, mode="r", offset=tensor.start, shape=shape).view(np.ndarray)
             return Stored(tensor.kind, raw if order is None else raw[order], tensor.shape[1])
         values = dequantise(tensor)
         values = values if order is None else values[order]

@@ -13,7 +13,8 @@ from scantling.parts.transformer import Transformer
 CONVENTIONS = {
     "6nd": "6 N D: N active parameters, tables included, D tokens",
     "full": "matrix products, forward and backward, attention over the full square",
-    "causal": "matrix products, forward and backward, attention over the pairs that are seen",
+    "causal": "matrix products, forward and backward, attention over the causal half, windows ignored",
+    "visible": "matrix products, forward and backward, attention over the pairs that are seen, windows included",
 }
 """How FLOPs of training are counted; recomputed activations are never among them."""
 ASSUMED_MFU = 0.40
@@ -51,7 +52,7 @@ class Work:
 def work(model: Transformer, tokens: int, context: int) -> Work:
     """FLOPs of training `model` on `tokens` in rows of `context`."""
     f = flops(model, Workload(batch=1, tokens=context))
-    row = {"6nd": f.rule_6n, "full": f.training, "causal": f.training_visible}
+    row = {"6nd": f.rule_6n, "full": f.training, "causal": f.training_causal, "visible": f.training_visible}
     by_convention = {name: (n * tokens + context // 2) // context for name, n in row.items()}
     return Work(model.params, model.active_params, tokens, context, by_convention)
 

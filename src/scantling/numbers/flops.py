@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from scantling.errors import ScantlingInputError
-from scantling.parts.part import Step, Workload, total
+from scantling.parts.part import FREE, Cost, Step, Workload, total
 from scantling.parts.transformer import Transformer
 
+CONVENTIONS: Mapping[str, str] = {
+    "full": "attention over the whole T x S square",
+    "causal": "of causal layers the pairs whose key is not after the query, T (T + 1) / 2; windows ignored",
+    "visible": "attention over exactly the pairs that the layers let be seen, windows included",
+}
+"""How the pairs of scores and mix are counted; all other products cost the same in each."""
 BACKWARD = 2
 """The backward pass computes two products for each one forward: by the input and by the weight (or by q and by k)."""
+MIX = "scores and mix"
+HALF_SEARCHED = 2**40
+"""Lengths beyond this are not looked at."""
 
 
 @dataclass(frozen=True)
@@ -18,30 +27,49 @@ class Flops:
     """FLOPs of one pass.
 
     Attributes:
-        forward: attention over the full T x S square, as a kernel without a causal shortcut computes it.
-        forward_visible: attention over the pairs that are seen (causal, window): the least a kernel must do.
-        by_part: forward, by heading: attention projections, attention scores and mix, mlp, experts, router, head.
-        attention_share: scores and mix over all of the blocks' FLOPs (full square, no head).
-        attention_share_of_total: scores and mix over all FLOPs.
-        attention_share_visible: scores and mix of the pairs that are seen, over the blocks' FLOPs with only those.
+        costs: forward, in every convention, by heading: attention projections, scores and mix, mlp, experts, router,
+            head.
         rule_2n: 2 N per token, N the active parameters, embedding and position tables included; of an encoder-decoder
             the encoder's own once per token of the source, the others once per token of the target.
-        crossover: length T at which scores and mix pass half of the blocks' FLOPs, None without blocks.
     """
 
-    forward: int
-    forward_visible: int
-    by_part: dict[str, int]
-    attention_share: float
-    attention_share_of_total: float
-    attention_share_visible: float
+    costs: Mapping[str, Cost]
     rule_2n: int
-    crossover: int | None
+
+    @property
+    def cost(self) -> Cost:
+        """Forward, all parts together."""
+        return added(self.costs.values())
+
+    @property
+    def by_part(self) -> dict[str, int]:
+        """Forward by heading, over the full square."""
+        return {role: cost.full for role, cost in self.costs.items()}
+
+    @property
+    def forward(self) -> int:
+        """Attention over the full T x S square, as a kernel without a causal shortcut computes it."""
+        return self.cost.full
+
+    @property
+    def forward_causal(self) -> int:
+        """Attention over the causal half."""
+        return self.cost.causal
+
+    @property
+    def forward_visible(self) -> int:
+        """Attention over the pairs that are seen: the least a kernel must do."""
+        return self.cost.visible
 
     @property
     def training(self) -> int:
         """Forward and backward: three times the forward."""
         return self.forward * (1 + BACKWARD)
+
+    @property
+    def training_causal(self) -> int:
+        """The same over the causal half."""
+        return self.forward_causal * (1 + BACKWARD)
 
     @property
     def training_visible(self) -> int:
@@ -53,26 +81,50 @@ class Flops:
         """6 N per token."""
         return 3 * self.rule_2n
 
+    @property
+    def attention_share(self) -> float:
+        """Scores and mix over all of the blocks' FLOPs (full square, no head)."""
+        return self.share("full")
+
+    @property
+    def attention_share_visible(self) -> float:
+        """The same over the pairs that are seen."""
+        return self.share("visible")
+
+    @property
+    def attention_share_of_total(self) -> float:
+        """Scores and mix over all FLOPs (full square)."""
+        return self.share("full", of_total=True)
+
+    def share(self, convention: str, of_total: bool = False) -> float:
+        """Scores and mix over the blocks' FLOPs, or over all."""
+        counted = {role: getattr(cost, convention) for role, cost in self.costs.items()}
+        whole = sum(counted.values()) - (0 if of_total else counted.get("head", 0))
+        return counted.get(MIX, 0) / whole if whole else 0.0
+
+
+def added(costs: Iterable[Cost]) -> Cost:
+    """The sum of costs, each convention by itself."""
+    return Cost(*(sum(column) for column in zip(FREE, *costs, strict=True)))
+
 
 def flops(model: Transformer, w: Workload) -> Flops:
     """FLOPs of one pass over `w`."""
-    steps = list(model.steps(w))
-    by_part = _by_part(model, steps)
-    forward = total(steps, "flops")
-    mix = by_part.get("scores and mix", 0)
-    blocks = forward - by_part.get("head", 0)
-    visible = total(steps, "flops_visible")
-    hidden = forward - visible
-    return Flops(
-        forward=forward,
-        forward_visible=visible,
-        by_part=by_part,
-        attention_share=mix / blocks if blocks else 0.0,
-        attention_share_of_total=mix / forward if forward else 0.0,
-        attention_share_visible=(mix - hidden) / (blocks - hidden) if blocks - hidden else 0.0,
-        rule_2n=_rule_2n(model, w),
-        crossover=_crossover(model),
-    )
+    return Flops(costs(model, model.steps(w)), _rule_2n(model, w))
+
+
+def costs(model: Transformer, steps: Iterable[Step]) -> dict[str, Cost]:
+    """FLOPs of rows by heading."""
+    roles = {path: role for path, _, role in model.walk()}
+    sums: dict[str, Cost] = {}
+    for step in steps:
+        path, _, point = step.path.partition(":")
+        role = roles[path]
+        if role in ("attention", "cross_attention"):
+            role = MIX if point else "attention projections"
+        if any(step.cost):
+            sums[role] = added((sums.get(role, FREE), step.cost.scaled(step.repeat)))
+    return sums
 
 
 def _rule_2n(model: Transformer, w: Workload) -> int:
@@ -81,25 +133,48 @@ def _rule_2n(model: Transformer, w: Workload) -> int:
     return 2 * w.batch * ((model.active_params - reads) * w.tokens + reads * source)
 
 
-def _by_part(model: Transformer, steps: list[Step]) -> dict[str, int]:
-    roles = {path: role for path, _, role in model.walk()}
-    sums: Counter[str] = Counter()
-    for step in steps:
-        path, _, point = step.path.partition(":")
-        role = roles[path]
-        if role in ("attention", "cross_attention"):
-            role = "scores and mix" if point else "attention projections"
-        sums[role] += step.flops * step.repeat
-    return {role: n for role, n in sums.items() if n}
+def half_at(model: Transformer) -> dict[str, int | None]:
+    """For each convention the shortest T from which on scores and mix are half of the blocks' FLOPs or more.
+
+    None where no length up to `HALF_SEARCHED` is: there are no blocks, or windows keep the pairs few.
+    """
+    one, two = (flops(model, Workload(tokens=t)).costs for t in (1, 2))
+    rest = sum(cost.full for role, cost in one.items() if role not in (MIX, "head"))
+    found: dict[str, int | None] = {}
+    for name in ("full", "causal"):
+        short, long = (getattr(at.get(MIX, FREE), name) for at in (one, two))
+        # Of T tokens they cost a T^2 + b T, and the rest of the blocks T times what it costs of one.
+        a, b = (long - 2 * short) // 2, (4 * short - long) // 2
+        found[name] = max(1, -((b - rest) // a)) if a else None
+    found["visible"] = _visible_half(model, found["causal"])
+    return found
 
 
-def _crossover(model: Transformer) -> int | None:
-    """Per token, scores and mix grow linearly with T and the rest of the blocks is constant: the T where they meet."""
-    one = list(model.steps(Workload(batch=1, tokens=1)))
-    by_part = _by_part(model, one)
-    mix = by_part.get("scores and mix", 0)
-    rest = sum(n for role, n in by_part.items() if role not in ("scores and mix", "head"))
-    return -(-rest // mix) if mix else None
+def _visible_half(model: Transformer, causal: int | None) -> int | None:
+    """The length from which the pairs that are seen cost half: never shorter than that of the causal half."""
+
+    def reached(tokens: int) -> bool:
+        return flops(model, Workload(tokens=tokens)).share("visible") >= 0.5
+
+    if causal is None or not reached(HALF_SEARCHED):
+        return None
+    low, high = causal - 1, causal
+    while not reached(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return high
+
+
+def recomputed(model: Transformer, w: Workload) -> int:
+    """FLOPs of the part of the forward that a training step over `w` does a second time, by its recompute policy.
+
+    With them a step costs the hardware three forwards and these; its model FLOPs are the three forwards alone
+    (Korthikanti et al., arXiv:2205.05198, section 6). What torch's fused attention computes again inside its own
+    backward is in neither.
+    """
+    return total(model.steps(w), "flops_again")
 
 
 def decode(model: Transformer, past: int, tokens: int, source: int | None = None) -> int:

@@ -29,7 +29,8 @@ _ALSO = {
     "uint8": "int8",
 }
 _TABLE = Path(__file__).with_name("hardware.yaml")
-_POSITIVE = ("memory_gb", "memory_gb_per_s", "link_gb_per_s", "network_gb_per_s", "watts")
+_POSITIVE = ("memory_gb", "memory_mib", "memory_gb_per_s", "link_gb_per_s", "network_gb_per_s", "watts")
+_RATES = ("dense_tflops", "reached_tflops")
 
 
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,10 +39,13 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         dense_tflops: TFLOP/s (int8: TOP/s) by arithmetic, without structured sparsity.
         sparsity: the vendor also prints twice these rates, for matrices of which half is zero.
-        memory_gb: capacity, 10^9 bytes.
+        memory_gb: capacity as the vendor prints it, 10^9 bytes.
+        memory_mib: capacity as the driver reports it, 2^20 bytes.
         memory_gb_per_s: peak bandwidth, 10^9 bytes per second.
         link_gb_per_s: all links to the other devices of the node or pod, in one direction.
         network_gb_per_s: between nodes, one device's share, in one direction.
+        reached_tflops: TFLOP/s that a large matrix product was measured to reach, by arithmetic.
+        devices_per_node: how many devices those links join.
         watts: power limit, without host and cooling.
         source: where the figures come from.
     """
@@ -51,9 +55,12 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dense_tflops: dict[str, float] = {}
     sparsity: bool = False
     memory_gb: float | None = None
+    memory_mib: float | None = None
     memory_gb_per_s: float | None = None
     link_gb_per_s: float | None = None
     network_gb_per_s: float | None = None
+    reached_tflops: dict[str, float] = {}
+    devices_per_node: int | None = None
     watts: float | None = None
     name: str = ""
 
@@ -70,7 +77,9 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def memory_bytes(self) -> int | None:
-        """Capacity in bytes."""
+        """Capacity in bytes: what the driver reports, or else what the vendor prints."""
+        if self.memory_mib is not None:
+            return round(self.memory_mib * 2**20)
         return None if self.memory_gb is None else round(self.memory_gb * 1e9)
 
     @property
@@ -159,24 +168,37 @@ def _row(name: str, row: Any, where: str) -> Device:
     for key in ("about", "source"):
         if not isinstance(row.get(key), str) or not row[key].strip():
             raise ScantlingInputError(f"{where}: {name}.{key} is {shown(row.get(key))}; a text is needed")
-    peaks = row.get("dense_tflops", {})
-    if not isinstance(peaks, Mapping):
-        raise ScantlingInputError(
-            f"{where}: {name}.dense_tflops is {shown(peaks)}; a mapping is needed, {{bf16: 989.4}}"
-        )
-    for key, value in peaks.items():
-        if key not in ARITHMETIC:
-            raise ScantlingInputError(
-                f"{where}: unknown key {shown(f'{name}.dense_tflops.{key}')}; known here: {', '.join(ARITHMETIC)}"
-                f"{nearest(str(key), ARITHMETIC)}"
-            )
-        _positive(value, f"{name}.dense_tflops.{key}", where)
+    for rates in _RATES:
+        _check_rates(row.get(rates, {}), f"{name}.{rates}", where)
     if not isinstance(row.get("sparsity", False), bool):
         raise ScantlingInputError(f"{where}: {name}.sparsity is {shown(row['sparsity'])}; true or false is needed")
     for key in _POSITIVE:
         if row.get(key) is not None:
             _positive(row[key], f"{name}.{key}", where)
+    joined = row.get("devices_per_node")
+    if joined is not None and (isinstance(joined, bool) or not isinstance(joined, int) or joined < 1):
+        raise ScantlingInputError(
+            f"{where}: {name}.devices_per_node is {shown(joined)}; a whole number of at least 1 is needed"
+        )
+    for key, value in row.get("reached_tflops", {}).items():
+        if value > row.get("dense_tflops", {}).get(key, value):
+            raise ScantlingInputError(
+                f"{where}: {name}.reached_tflops.{key} is {value:g}, more than its dense peak of "
+                f"{row['dense_tflops'][key]:g}"
+            )
     return msgspec.convert(dict(row) | {"name": name}, Device, strict=True)
+
+
+def _check_rates(rates: Any, at: str, where: str) -> None:
+    if not isinstance(rates, Mapping):
+        raise ScantlingInputError(f"{where}: {at} is {shown(rates)}; a mapping is needed, {{bf16: 989.4}}")
+    for key, value in rates.items():
+        if key not in ARITHMETIC:
+            raise ScantlingInputError(
+                f"{where}: unknown key {shown(f'{at}.{key}')}; known here: {', '.join(ARITHMETIC)}"
+                f"{nearest(str(key), ARITHMETIC)}"
+            )
+        _positive(value, f"{at}.{key}", where)
 
 
 def _positive(value: Any, at: str, where: str) -> None:

@@ -1,16 +1,18 @@
-"""Memory of inference: weights, cache, logits, and the score matrix that a fused kernel avoids, in bytes."""
+"""Memory of inference in bytes: weights, cache, logits, working space, and the scores that a fused kernel avoids."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
 
+from scantling.errors import ScantlingInputError
+from scantling.numbers.workspace import working_space
 from scantling.parts.cross import CrossAttention
 from scantling.parts.heads import Head
 from scantling.parts.leaf import Embedding
 from scantling.parts.part import Workload
 from scantling.parts.transformer import Transformer
-from scantling.units import DTYPE_BYTES
+from scantling.units import BLOCKS, DTYPE_BYTES, stored_bytes
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Memory:
         kv: keys and values of B rows of P + T positions.
         logits: (B, T, V) in float32, if all are kept; chunked cross-entropy and decoding do not.
         scores: (B, H, T, S) of one layer, the largest, if a kernel stores them; a fused kernel does not.
+        working: activations of this pass at their highest; where there is a cache, the head reads the last position.
     """
 
     weights: int
@@ -30,28 +33,101 @@ class Memory:
     kv: int
     logits: int
     scores: int
+    working: int
 
     @property
     def total(self) -> int:
         """Weights, cache and logits; activations are not included."""
         return self.weights + self.kv + self.logits
 
+    @property
+    def peak(self) -> int:
+        """Weights, cache and working space: what is held at once while a prompt is read, or a text."""
+        return self.weights + self.kv + self.working
 
-def memory(model: Transformer, w: Workload, dtype: str, cache_dtype: str) -> Memory:
-    """Bytes for `w` with weights in `dtype` and the cache in `cache_dtype`."""
-    reference = [*model.steps(replace(w, kernel="reference"))]
-    scores = max((s.numel for s in reference if s.path.endswith(":scores")), default=0)
-    logits = max((step.numel for step in model.steps(w) if step.path.startswith("head")), default=0)
-    stored = model.params + sum(math.prod(shape) for shape in model.named_buffers.values())
+
+def memory(model: Transformer, w: Workload, dtype: str, cache_dtype: str, page: int = 1) -> Memory:
+    """Bytes for `w` with weights in `dtype` and the cache in `cache_dtype`, each a dtype or a format of blocks.
+
+    Args:
+        page: positions of a row are allotted in pages of so many (Kwon et al., arXiv:2309.06180, section 4.1).
+
+    Raises:
+        ScantlingInputError: a row of the cache is no whole number of blocks.
+    """
+    runs_in = computing(dtype)
     # What an encoder-decoder keeps of its source does not grow with the target.
-    one, two = (_state(model, Workload(tokens=tokens, source=1)) for tokens in (1, 2))
+    one, two = (cache_bytes(model, Workload(tokens=tokens, source=1), cache_dtype) for tokens in (1, 2))
     return Memory(
-        weights=stored * DTYPE_BYTES[dtype],
-        kv_per_token=(two - one) * DTYPE_BYTES[cache_dtype],
-        kv=_state(model, w) * DTYPE_BYTES[cache_dtype],
-        logits=logits * DTYPE_BYTES["float32"],
-        scores=scores * DTYPE_BYTES[dtype],
+        weights=weight_bytes(model, dtype),
+        kv_per_token=two - one,
+        kv=cache_bytes(model, _paged(w, page), cache_dtype),
+        logits=logits_of(model, w) * DTYPE_BYTES["float32"],
+        scores=largest_scores(model, w) * DTYPE_BYTES[runs_in],
+        working=working_space(model, replace(w, last_only=model.decoder is not None), runs_in),
     )
+
+
+def computing(kind: str) -> str:
+    """The dtype of activations beside weights of that kind: bfloat16 where the weights' own computes nothing."""
+    return kind if kind in ("float64", "float32", "float16", "bfloat16") else "bfloat16"
+
+
+_WIDE_ROLES = ("norm", "router", "position", "types")
+"""What stays float32 beside quantised matrices, as llama.cpp keeps it."""
+
+
+def weight_bytes(model: Transformer, kind: str) -> int:
+    """Bytes of all weights and buffers in a dtype or a format of blocks.
+
+    Beside blocks, vectors, routers, learned positions and types stay float32, and a matrix whose rows are no whole
+    number of blocks float16, as `scantling convert --to gguf` writes them.
+    """
+    if kind in DTYPE_BYTES:
+        return held(model) * DTYPE_BYTES[kind]
+    wide, block, total = DTYPE_BYTES["float32"], BLOCKS[kind][0], 0
+    for _, part, role in model.walk():
+        total += wide * sum(math.prod(shape) for shape in part.buffers().values())
+        for shape in part.weights().values():
+            if len(shape) < 2 or role in _WIDE_ROLES:
+                total += wide * math.prod(shape)
+            else:
+                fits = shape[-1] % block == 0
+                total += stored_bytes(math.prod(shape[:-1]), shape[-1], kind if fits else "float16")
+    return total
+
+
+def cache_bytes(model: Transformer, w: Workload, kind: str) -> int:
+    """Bytes of all that is kept between decode steps.
+
+    Raises:
+        ScantlingInputError: a row is no whole number of blocks.
+    """
+    return sum(stored_bytes(math.prod(shape[:-1]), shape[-1], kind) for shape in model.named_state(w).values())
+
+
+def _paged(w: Workload, page: int) -> Workload:
+    """The same with every row's positions rounded up to whole pages."""
+    if page < 1:
+        raise ScantlingInputError(f"a page of {page} positions; at least 1 is needed")
+    keys, source = (-(-n // page) * page for n in (w.keys, w.sources))
+    return replace(w, tokens=keys - w.past, source=source)
+
+
+def held(model: Transformer) -> int:
+    """Numbers that a model holds: its parameters and its buffers."""
+    return model.params + sum(math.prod(shape) for shape in model.named_buffers.values())
+
+
+def largest_scores(model: Transformer, w: Workload) -> int:
+    """Elements of the scores of the layer that has the most, (B, H, T, S)."""
+    reference = model.steps(replace(w, kernel="reference"))
+    return max((step.numel for step in reference if step.path.endswith(":scores")), default=0)
+
+
+def logits_of(model: Transformer, w: Workload) -> int:
+    """Elements of what the head gives, of the widest of its rows."""
+    return max((step.numel for step in model.steps(w) if step.path.startswith("head")), default=0)
 
 
 def read_per_token(model: Transformer, past: int, dtype: str, source: int | None = None) -> int:

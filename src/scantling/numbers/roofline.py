@@ -88,8 +88,7 @@ def roofline(model: Transformer, device: Device, batch: int, context: int, dtype
     Raises:
         ScantlingInputError: not a decoder, or a device without that peak or without a bandwidth.
     """
-    if model.decoder is None or model.two_stacks:
-        raise ScantlingInputError("the roofline is that of a decoder's generation; this model has an encoder")
+    generating(model)
     peak, bandwidth = device.peak(arithmetic(dtype)), device.bandwidth
     step = Workload(batch, 1, context - 1)
     whole = Workload(batch, context, 0, last_only=True)
@@ -107,6 +106,23 @@ def roofline(model: Transformer, device: Device, batch: int, context: int, dtype
         resident_bytes=held.weights + held.kv,
         fits=None if device.memory_bytes is None else held.weights + held.kv <= device.memory_bytes,
     )
+
+
+def generating(model: Transformer) -> Transformer:
+    """The model itself, if it is a decoder alone.
+
+    Raises:
+        ScantlingInputError: it has an encoder.
+    """
+    if model.decoder is None or model.two_stacks:
+        raise ScantlingInputError("the roofline is that of a decoder's generation; this model has an encoder")
+    return model
+
+
+def step_bytes(model: Transformer, batch: int, context: int, dtype: str, cache_dtype: str) -> int:
+    """What a decode step of every row reads at the full context: weights once, and the cache."""
+    held = memory(model, Workload(batch, context), dtype, cache_dtype)
+    return _read(model, dtype, batch) + held.kv
 
 
 def _read(model: Transformer, dtype: str, tokens: int) -> int:

@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from scantling.parts.dims import Dim, Shape, elements
 from scantling.parts.leaf import HeadNorm, LayerNorm, Linear, Norm, RMSNorm
-from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.mixing import Mixing, merged_step
+from scantling.parts.part import FREE, Factor, Part, Step, Workload
 from scantling.parts.position import NoPosition, Position
+from scantling.parts.saved import Value, flowing
 from scantling.visibility import Visibility
 
 
@@ -71,36 +74,68 @@ class Attention(Part):
         return {"keys": kept, "values": kept}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        b, t, s, d = w.batch, w.tokens, w.keys, self.d_head
-        queries, new, kept = (b, self.n_heads, t, d), (b, self.n_kv_heads, t, d), (b, self.n_kv_heads, s, d)
-        yield from self.steps_of("q", w, "W_Q", "What each token asks.")
-        yield from self.steps_of("k", w, "W_K", "What each token answers to.")
-        yield from self.steps_of("v", w, "W_V", "What each token hands over.")
+        B, T, S, D = w.B, w.T, w.S, Dim("d_head", self.d_head)
+        H, H_kv, d = Dim("H", self.n_heads), Dim("H_kv", self.n_kv_heads), Dim("d_model", self.d_model)
+        wide, narrow = {"d_in": d, "d_out": H * D}, {"d_in": d, "d_out": H_kv * D}
+        read = {
+            "q": (yield from self.steps_of("q", w, "W_Q", "What each token asks.", wide)),
+            "k": (yield from self.steps_of("k", w, "W_K", "What each token answers to.", narrow)),
+            "v": (yield from self.steps_of("v", w, "W_V", "What each token hands over.", narrow)),
+        }
         if self.clip:
-            for name, heads in (("q", self.n_heads), ("k", self.n_kv_heads), ("v", self.n_kv_heads)):
-                yield Step(f":{name}_clipped", f"clip {name}", (b, t, heads * d), formula=f"clamp to {self.clip:g}")
-        yield from self._norm_steps(w, over_width=True)
-        for name, shape in (("q", queries), ("k", new), ("v", new)):
+            yield from self._clip_steps(w, read, self.clip)
+        yield from self._norm_steps(w, read, over_width=True)
+        for name, heads in (("q", H), ("k", H_kv), ("v", H_kv)):
             note = "The same numbers, seen head by head."
-            letter = "H" if name == "q" else "H_kv"
-            formula = f"(B,T,{letter}*D) -> (B,{letter},T,D)"
-            yield Step(f":{name}_heads", f"split {name} into heads", shape, formula=formula, note=note)
-        yield from self._norm_steps(w, over_width=False)
+            formula = f"(B, T, {heads.symbol}*d_head) -> (B, {heads.symbol}, T, d_head)"
+            op, axes, out = f"split {name} into heads", (B, heads, T, D), read[name]
+            yield Step(f":{name}_heads", op, axes, formula=formula, note=note, dtype=out.dtype, stored=False, out=out)
+        yield from self._norm_steps(w, read, over_width=False)
         if self.position.turned:
-            for name, shape in (("q", queries), ("k", new)):
-                note = "Turns pairs of channels by the position: no parameters."
-                yield Step(f":{name}_rotated", f"RoPE on {name}", shape, formula="x cos + rot(x) sin", note=note)
+            for name, heads in (("q", H), ("k", H_kv)):
+                note, axes = "Turns pairs of channels by the position: no parameters.", (B, heads, T, D)
+                saved, dtype = w.keep(*self.position.turning(w, read[name])), read[name].dtype
+                read[name] = Value(f"turned {name}", elements(axes), dtype)
+                op, formula = f"RoPE on {name}", "x cos + rot(x) sin"
+                out = read[name]
+                yield Step(f":{name}_rotated", op, axes, formula=formula, note=note, dtype=dtype, saved=saved, out=out)
         if self.visibility.causal and not w.training:
+            kept = (B, H_kv, S, D)
             yield Step(":keys", "keys in the cache", kept, formula="S = P + T", note="Kept for later tokens.")
             yield Step(":values", "values in the cache", kept, formula="S = P + T", note="Kept for later tokens.")
         if self.sinks:
             note = "A score per head that takes weight and gives no value."
-            yield Step(":sinks", "attention sinks", (self.n_heads,), self.n_heads, formula="s_h", note=note)
-        pairs = visible_pairs(w, self.visibility)
-        yield from mix_steps(w, w.keys, pairs, self.n_heads, self.n_kv_heads, self.d_head, self.d_head)
-        note = "The heads' results side by side."
-        yield Step(":merged", "merge heads", (b, t, self.n_heads * d), formula="(B,H,T,D) -> (B,T,H*D)", note=note)
-        yield from self.steps_of("o", w, "W_O", "Writes what was read back to the stream's width.")
+            factors = (Factor("s", (H,), FREE, weight=True, formula="through the softmax"),)
+            yield Step(":sinks", "attention sinks", (H,), self.n_heads, formula="s_h", note=note, factors=factors)
+        mixed = yield from flowing(self._mixing.steps(w, read["q"], read["k"], read["v"]), None)
+        yield merged_step((B, T, H * D), D, mixed)
+        note = "Writes what was read back to the stream's width."
+        yield from self.steps_of("o", w.on(mixed), "W_O", note, {"d_in": H * D, "d_out": d})
+
+    def _clip_steps(self, w: Workload, read: dict[str, Value], clip: float) -> Iterator[Step]:
+        for name, heads in (("q", Dim("H", self.n_heads)), ("k", self._kv), ("v", self._kv)):
+            axes = (w.B, w.T, heads * Dim("d_head", self.d_head))
+            saved, dtype, op = w.keep(read[name]), read[name].dtype, f"clip {name}"
+            read[name] = Value(f"clipped {name}", elements(axes), dtype)
+            yield Step(f":{name}_clipped", op, axes, formula=f"clamp to {clip:g}", dtype=dtype, saved=saved)
+
+    @property
+    def _kv(self) -> Dim:
+        return Dim("H_kv", self.n_kv_heads)
+
+    @property
+    def _mixing(self) -> Mixing:
+        return Mixing(
+            self.n_heads,
+            self.n_kv_heads,
+            self.d_head,
+            self.d_head,
+            self.visibility,
+            self.position,
+            bool(self.softcap),
+            self.sinks,
+            bool(self.dropout),
+        )
 
     @property
     def _norm_over_width(self) -> bool:
@@ -108,12 +143,15 @@ class Attention(Part):
             isinstance(self.q_norm, RMSNorm | LayerNorm) and self.q_norm.d == self.n_heads * self.d_head != self.d_head
         )
 
-    def _norm_steps(self, w: Workload, over_width: bool) -> Iterator[Step]:
+    def _norm_steps(self, w: Workload, read: dict[str, Value], over_width: bool) -> Iterator[Step]:
         if self.q_norm is None or self._norm_over_width != over_width:
             return
-        for name, heads in (("q", self.n_heads), ("k", self.n_kv_heads)):
-            lead = None if over_width else (w.batch, heads, w.tokens)
-            yield from self.steps_of(f"{name}_norm", replace(w, lead=lead), note=f"Keeps the size of {name} in bounds.")
+        D = Dim("d_head", self.d_head)
+        for name, heads in (("q", Dim("H", self.n_heads)), ("k", self._kv)):
+            lead = None if over_width else (w.B, heads, w.T)
+            inner, note = replace(w.on(read[name]), lead=lead), f"Keeps the size of {name} in bounds."
+            sizes = {"H": heads, "d": heads * D if over_width else D}
+            read[name] = yield from self.steps_of(f"{name}_norm", inner, note=note, sizes=sizes)
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         b, t, _ = x.shape
@@ -143,44 +181,3 @@ class Attention(Part):
         if self.q_norm and self._norm_over_width:
             q, k = net.q_norm(q), net.k_norm(k)
         return q, k, v
-
-
-def visible_pairs(w: Workload, visibility: Visibility) -> int:
-    """Pairs of query and key that are seen, in all rows together."""
-    if not w.prefix_lengths:
-        return w.batch * visibility.pairs(w.tokens, w.past)
-    return sum(visibility.pairs(w.tokens, w.past, prefix) for prefix in w.prefix_lengths)
-
-
-def mix_steps(
-    w: Workload, keys: int, seen: int, n_heads: int, n_kv_heads: int, d_head: int, d_value: int
-) -> Iterator[Step]:
-    """Rows from queries and keys of `d_head` channels and values of `d_value` to the mixed values.
-
-    Args:
-        keys: S, positions that are read from.
-        seen: how many of the B x T x S pairs are.
-    """
-    b, h, t, s = w.batch, n_heads, w.tokens, keys
-    pairs, visible = 2 * b * h * t * s, 2 * h * seen
-    if (group := n_heads // n_kv_heads) > 1:
-        stored = w.kernel == "reference"
-        note = f"Each KV head serves {group} query heads" + ("." if stored else ": an index, nothing is copied.")
-        for name, width in (("k", d_head), ("v", d_value)):
-            shape, formula = (b, h, s, width), f"head i <- i // {group}"
-            op = f"repeat {name} {group}x"
-            yield Step(f":{name}_shared", op, shape, formula=formula, note=note, stored=stored)
-    if w.kernel == "reference":
-        cost, formula = (pairs * d_head, visible * d_head), "q k^T * scale"
-        yield Step(
-            ":scores", "scores", (b, h, t, s), 0, *cost, formula=formula, note="How well each query fits each key."
-        )
-        note = "Each row adds up to 1."
-        yield Step(":weights", "softmax", (b, h, t, s), formula="softmax over visible keys", note=note)
-        cost = (pairs * d_value, visible * d_value)
-        note = "What each query takes home."
-        yield Step(":mixed", "mix values", (b, h, t, d_value), 0, *cost, formula="weights v", note=note)
-    else:
-        note = "Scores, softmax and mix in one kernel: the T x S matrix is never stored."
-        cost, formula = (pairs * (d_head + d_value), visible * (d_head + d_value)), "softmax(q k^T * scale) v"
-        yield Step(":mixed", "attention (fused)", (b, h, t, d_value), 0, *cost, formula=formula, note=note)

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scantling.parts.dims import Dim, elements
 from scantling.parts.leaf import Norm
 from scantling.parts.part import Part, Step, Workload
+from scantling.parts.saved import Value
 
 
 @dataclass(frozen=True)
@@ -57,15 +59,23 @@ class Block(Part):
         return {name: part for sub in self.sublayers for name, part in sub.children().items()}
 
     def steps(self, w: Workload) -> Iterator[Step]:
+        formula = "norm(x) + f(norm(x))" if self.from_norm else "x + f(x)"
         for sub in self.sublayers:
-            for name in (sub.norm_name("in"), sub.name, sub.norm_name("res")):
-                if name is not None:
-                    yield from self.steps_of(name, w)
-            yield _added(
-                f":after_{sub.name}", w, self.d_model, "norm(x) + f(norm(x))" if self.from_norm else "x + f(x)"
-            )
+            inner, stream = w, w
+            if (name := sub.norm_name("in")) is not None:
+                inner = w.on((yield from self.steps_of(name, w, sizes=self._sizes)))
+                stream = inner if self.from_norm else w
+            update = yield from self.steps_of(sub.name, inner)
+            if (name := sub.norm_name("res")) is not None:
+                update = yield from self.steps_of(name, w.on(update), sizes=self._sizes)
+            yield (added := _added(f":after_{sub.name}", stream, self.d_model, formula, self.dropout, update))
+            w = w.on(added.out)
             if (name := sub.norm_name("out")) is not None:
-                yield from self.steps_of(name, w)
+                w = w.on((yield from self.steps_of(name, w, sizes=self._sizes)))
+
+    @property
+    def _sizes(self) -> Mapping[str, Dim]:
+        return {"d": Dim("d_model", self.d_model)}
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         for sub in self.sublayers:
@@ -96,11 +106,12 @@ class ParallelBlock(Part):
         return {name: part for sub in self.sublayers for name, part in sub.children().items()}
 
     def steps(self, w: Workload) -> Iterator[Step]:
+        read, updates, sizes = w, [], {"d": Dim("d_model", self.d_model)}
         for sub in self.sublayers:
-            for name in (sub.norm_name("in"), sub.name):
-                if name is not None:
-                    yield from self.steps_of(name, w)
-        yield _added(":after_all", w, self.d_model, "x + f(x) + g(x)")
+            if (name := sub.norm_name("in")) is not None:
+                read = w.on((yield from self.steps_of(name, w, sizes=sizes)))
+            updates.append((yield from self.steps_of(sub.name, read)))
+        yield _added(":after_all", w, self.d_model, "x + f(x) + g(x)", self.dropout, *updates)
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         total, read = x, x
@@ -111,6 +122,10 @@ class ParallelBlock(Part):
         return ctx.mark(net, "after_all", total)
 
 
-def _added(path: str, w: Workload, d_model: int, formula: str) -> Step:
-    note = "Adds to the stream; nothing is overwritten."
-    return Step(path, "residual add", (w.batch, w.tokens, d_model), formula=formula, note=note)
+def _added(path: str, w: Workload, d_model: int, formula: str, dropout: float, *updates: Value) -> Step:
+    note, axes = "Adds to the stream; nothing is overwritten.", (w.B, w.T, Dim("d_model", d_model))
+    numel = elements(axes)
+    dtype = w.joint(w.read(numel), *updates)
+    saved = w.keep(*(w.dropped(update, numel) for update in updates)) if dropout else ()
+    out = Value("stream", numel, dtype)
+    return Step(path, "residual add", axes, formula=formula, note=note, dtype=dtype, saved=saved, out=out)

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scantling.parts.attention import mix_steps
+from scantling.parts.dims import Dim, Shape, elements
 from scantling.parts.leaf import Linear
-from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.mixing import Mixing, merged_step
+from scantling.parts.part import Part, Step, Workload
+from scantling.parts.saved import Value, flowing
 
 
 @dataclass(frozen=True)
@@ -48,27 +50,33 @@ class CrossAttention(Part):
         return {"keys": kept, "values": kept}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        b, t, s, d = w.batch, w.tokens, w.sources, self.d_head
-        kept = (b, self.n_kv_heads, s, d)
-        yield from self.steps_of("q", w, "W_Q", "What each token asks of the source.")
-        note = "The same numbers, seen head by head."
-        formula = "(B,T,H*D) -> (B,H,T,D)"
-        yield Step(":q_heads", "split q into heads", (b, self.n_heads, t, d), formula=formula, note=note)
+        B, T, S, D, d = w.B, w.T, w.T_src, Dim("d_head", self.d_head), Dim("d_model", self.d_model)
+        H, H_kv = Dim("H", self.n_heads), Dim("H_kv", self.n_kv_heads)
+        kept = (B, H_kv, S, D)
+        q = yield from self.steps_of("q", w, "W_Q", "What each token asks of the source.", {"d_in": d, "d_out": H * D})
+        k, v = Value("keys of the source", elements(kept)), Value("values of the source", elements(kept))
+        note, formula = "The same numbers, seen head by head.", "(B, T, H*d_head) -> (B, H, T, d_head)"
+        op, axes = "split q into heads", (B, H, T, D)
+        yield Step(":q_heads", op, axes, formula=formula, note=note, dtype=q.dtype, stored=False, out=q)
         if w.past == 0:
-            source = replace(w, lead=(b, s))
-            yield from self.steps_of("k", source, "W_K", "What each source token answers to.")
-            yield from self.steps_of("v", source, "W_V", "What each source token hands over.")
-            for name in "kv":
-                formula = "(B,S,H_kv*D) -> (B,H_kv,S,D)"
-                yield Step(f":{name}_heads", f"split {name} into heads", kept, formula=formula, note=note)
+            source, sizes = replace(w, lead=(B, S), x=w.beside), {"d_in": d, "d_out": H_kv * D}
+            k = yield from self.steps_of("k", source, "W_K", "What each source token answers to.", sizes)
+            v = yield from self.steps_of("v", source, "W_V", "What each source token hands over.", sizes)
+            for name, out in (("k", k), ("v", v)):
+                formula = "(B, T_src, H_kv*d_head) -> (B, H_kv, T_src, d_head)"
+                op = f"split {name} into heads"
+                dtype = out.dtype
+                yield Step(f":{name}_heads", op, kept, formula=formula, note=note, dtype=dtype, stored=False, out=out)
         if not w.training:
             note = "Of the source: made once, kept for every later token."
-            yield Step(":keys", "keys in the cache", kept, formula="S of the source", note=note)
-            yield Step(":values", "values in the cache", kept, formula="S of the source", note=note)
-        yield from mix_steps(w, s, b * t * s, self.n_heads, self.n_kv_heads, d, d)
-        note = "The heads' results side by side."
-        yield Step(":merged", "merge heads", (b, t, self.n_heads * d), formula="(B,H,T,D) -> (B,T,H*D)", note=note)
-        yield from self.steps_of("o", w, "W_O", "Writes what was read back to the stream's width.")
+            yield Step(":keys", "keys in the cache", kept, formula="of the source", note=note)
+            yield Step(":values", "values in the cache", kept, formula="of the source", note=note)
+        soft, drop = bool(self.softcap), bool(self.dropout)
+        mixing = Mixing(self.n_heads, self.n_kv_heads, self.d_head, self.d_head, softcap=soft, dropout=drop)
+        mixed = yield from flowing(mixing.steps(w, q, k, v), None)
+        yield merged_step((B, T, H * D), D, mixed)
+        note = "Writes what was read back to the stream's width."
+        yield from self.steps_of("o", w.on(mixed), "W_O", note, {"d_in": H * D, "d_out": d})
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         b, t, _ = x.shape

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scantling.parts.leaf import Linear, Norm
-from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.dims import Dim, Dims, Shape, elements
+from scantling.parts.leaf import WIDE, Linear, Norm, read_by
+from scantling.parts.mlp import activated
+from scantling.parts.part import FREE, Factor, Part, Step, Workload
+from scantling.parts.saved import Value
 
 
 @dataclass(frozen=True)
@@ -25,10 +28,14 @@ class Transform(Part):
         return named | ({"norm": self.norm} if self.norm else {})
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        yield from self.steps_of("dense", w, "transform", "One more look at each vector before the scores.")
-        yield Step(":acted", self.act, (*w.rows, self.d_out), formula=f"{self.act}(x W^T)")
+        out, note = Dim("d_out", self.d_out), "One more look at each vector before the scores."
+        dense = yield from self.steps_of("dense", w, "transform", note)
+        axes = (*w.rows, out)
+        acted, kept = activated(self.act, dense, elements(axes))
+        formula, saved = f"{self.act}(x W^T)", w.keep(*kept)
+        yield Step(":acted", self.act, axes, formula=formula, dtype=acted.dtype, saved=saved, out=acted)
         if self.norm:
-            yield from self.steps_of("norm", w)
+            yield from self.steps_of("norm", w.on(acted), sizes={"d": out})
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         x = ctx.mark(net, "acted", ctx.activate(self.act, net.dense(x)))
@@ -87,37 +94,70 @@ class Head(Part):
         return {"bias": (self.rows,)} if self._own_bias and self.fixed else {}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        shape, note = (*w.rows, self.rows), "A score for every token of the vocabulary."
+        V, rows = Dim("V", self.vocab_size), Dim("V" if self.rows == self.vocab_size else "V_rows", self.rows)
+        d = Dim("d_model", self.d_model)
+        width = d if self.width == self.d_model else Dim("d_embed", self.width)
+        bounds = "Keeps the logits in bounds."
         if self.transform:
-            yield from self.steps_of("transform", w)
+            w = w.on((yield from self.steps_of("transform", w, sizes={"d_in": d, "d_out": width})))
         elif self.width != self.d_model:
-            yield from self.steps_of("narrow", w, "narrow", "Back to the width of the token table.")
+            note, sizes = "Back to the width of the token table.", {"d_in": d, "d_out": width}
+            w = w.on((yield from self.steps_of("narrow", w, "narrow", note, sizes)))
         if self.scale:
-            formula = f"{self.scale:g} x"
-            yield Step(":scaled", "scale", (*w.rows, self.width), formula=formula, note="Keeps the logits in bounds.")
-        owned = 0 if self.fixed else self.rows
-        if self.tied:
-            flops = next(Linear(self.width, self.rows).steps(w)).flops
-            params, formula = (owned, "x E^T + b") if self.bias else (0, "x E^T")
-            yield Step(":product", "LM head (tied)", shape, params, flops, flops, formula=formula, note=note)
-        else:
-            yield from self.steps_of("matrix", w, "LM head", note)
-            if self._own_bias:
-                yield Step(":shifted", "shift", shape, owned, formula="x + b", note="A stored shift per token.")
+            formula, dtype = f"{self.scale:g} x", w.read(0).dtype
+            yield (step := Step(":scaled", "scale", (*w.rows, width), formula=formula, note=bounds, dtype=dtype))
+            w = w.on(step.out)
+        dtype = (yield from self._product_steps(w, width, rows)).dtype
         if self.softcap:
-            formula = f"{self.softcap:g} tanh(x / {self.softcap:g})"
-            yield Step(":capped", "soft cap", shape, formula=formula, note="Keeps the logits in bounds.")
+            formula, logits = f"{self.softcap:g} tanh(x / {self.softcap:g})", (*w.rows, rows)
+            saved = w.keep(Value("tanh of the logits", elements(logits), dtype))
+            yield Step(":capped", "soft cap", logits, formula=formula, note=bounds, dtype=dtype, saved=saved)
         if self.rows != self.vocab_size:
-            cut = (*w.rows, self.vocab_size)
-            yield Step(":cut", "cut the padding", cut, formula="x[:V]", note="Padded rows are no tokens.")
+            note, axes = "Padded rows are no tokens.", (*w.rows, V)
+            yield Step(":cut", "cut the padding", axes, formula="x[:V]", note=note, dtype=dtype, stored=False)
+
+    def _product_steps(self, w: Workload, width: Dim, rows: Dim) -> Generator[Step, None, Value]:
+        logits, note = (*w.rows, rows), "A score for every token of the vocabulary."
+        owned = 0 if self.fixed else self.rows
+        shift = () if self.fixed else (Factor("b", (rows,), FREE, weight=True, formula="dy summed over rows"),)
+        if not self.tied:
+            out = yield from self.steps_of("matrix", w, "LM head", note, {"d_in": width, "d_out": rows})
+            if self._own_bias:
+                note, op = "A stored shift per token.", "shift"
+                yield (step := Step(":shifted", op, logits, owned, formula="x + b", note=note, factors=shift))
+                out = step.out
+            return out
+        numel = elements((*w.rows, width))
+        x, table = (
+            Factor("x", (*w.rows, width), formula="dy E"),
+            Factor("E", (rows, width), formula="dy^T x", weight=True),
+        )
+        step = Step(
+            ":product",
+            "LM head (tied)",
+            logits,
+            owned if self.bias else 0,
+            next(Linear(self.width, self.rows).steps(w)).cost,
+            formula="x E^T + b" if self.bias else "x E^T",
+            note=note,
+            # A shift is not cast, and the sum is as wide as the shift.
+            dtype=None if self.bias else w.autocast,
+            factors=(x, table, *shift) if self.bias else (x, table),
+            saved=w.keep(*read_by(w, w.read(numel), numel, self.width * self.rows)),
+        )
+        yield step
+        return step.out
 
     def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
+        """Logits; where the context stops before them, the vectors (B, T, width) that `matrix` multiplies."""
         if self.transform:
             x = net.transform(x, ctx)
         elif self.width != self.d_model:
             x = net.narrow(x)
         if self.scale:
             x = ctx.mark(net, "scaled", x * self.scale)
+        if ctx.before_scores:
+            return x
         if self.tied:
             logits = x @ table.T
             logits = ctx.mark(net, "product", logits + net.bias if self.bias else logits)
@@ -130,18 +170,29 @@ class Head(Part):
             logits = ctx.mark(net, "cut", logits[..., : self.vocab_size])
         return logits
 
+    def matrix(self, net: Any, table: Any) -> tuple[Any, Any]:
+        """The matrix (rows, width) and the shift (rows,), or None, that make logits of the vectors before them."""
+        if self.tied:
+            return table, net.bias if self.bias else None
+        return net.matrix.weight, net.bias if self._own_bias else net.matrix.bias
+
     def outcome_steps(self, w: Workload) -> Iterator[Step]:
         """Rows of what is read from the logits: probabilities, and a loss where there is a target."""
-        v = self.vocab_size
+        V = Dim("V", self.vocab_size)
         if not self.next_token:
-            yield from _outcome(w, (w.batch, w.tokens, v), "softmax", "The distribution of each token's own place.")
+            yield from _outcome(w, (w.B, w.T, V), "softmax", "The distribution of each token's own place.")
             return
         if not w.training:
             note = "The distribution of the next token, from the last position."
-            yield Step(":probabilities", "softmax", (w.batch, v), formula="softmax(logits[-1])", note=note, dtype=WIDE)
+            yield Step(":probabilities", "softmax", (w.B, V), formula="softmax(logits[-1])", note=note, dtype=WIDE)
         if w.tokens > 1 and not w.last_only:
             note = "Each position against the token that follows it; mean, in nats."
-            yield Step(":loss", "cross-entropy", (), formula="-log p(next token)", note=note, dtype=WIDE)
+            judged = w.batch * (w.tokens - 1)
+            # Of one row, and of one target in each, they are a view of the ids.
+            view = w.beside if w.batch == 1 or w.tokens == 2 else None
+            targets = view or Value("targets", judged, "int64")
+            saved = w.keep(*cross_entropy(judged, V.size, targets))
+            yield Step(":loss", "cross-entropy", (), formula="-log p(next token)", note=note, dtype=WIDE, saved=saved)
 
     def outcome(self, net: Any, ids: Any, logits: Any, ctx: Any) -> tuple[Any, Any]:
         """Probabilities, None in training; and the loss, None where there is no target."""
@@ -152,15 +203,23 @@ class Head(Part):
         return probabilities, loss
 
 
-WIDE = "float32"
+def cross_entropy(rows: int, classes: int, targets: Value) -> tuple[Value, ...]:
+    """What the loss keeps: the logarithms of all probabilities, the targets, and how many there are."""
+    return Value("log-probabilities", rows * classes, WIDE), targets, Value("number of targets", 1, WIDE)
 
 
-def _outcome(w: Workload, shape: Shape, scores: str, note: str) -> Iterator[Step]:
+def _outcome(w: Workload, axes: Dims, scores: str, note: str) -> Iterator[Step]:
     """Probabilities in inference; in training the loss, whose targets come from outside."""
     if not w.training:
-        yield Step(":probabilities", scores, shape, formula=f"{scores}(logits)", note=note, dtype=WIDE)
+        yield Step(":probabilities", scores, axes, formula=f"{scores}(logits)", note=note, dtype=WIDE)
+        return
+    numel = elements(axes)
+    if scores == "sigmoid":
+        saved: tuple[Value, ...] = (w.cast(w.read(numel), numel, WIDE), Value("targets", numel, WIDE))
     else:
-        yield Step(":loss", "cross-entropy", (), formula="-log p(target)", note="Mean, in nats.", dtype=WIDE)
+        classes = axes[-1].size
+        saved = cross_entropy(numel // classes, classes, Value("targets", numel // classes, "int64"))
+    yield Step(":loss", "cross-entropy", (), formula="-log p(target)", note="Mean, in nats.", dtype=WIDE, saved=saved)
 
 
 def _judged(net: Any, logits: Any, ctx: Any, scores: str) -> tuple[Any, Any]:
@@ -194,14 +253,18 @@ class Labels(Part):
         return named | {"matrix": Linear(self.d_model, self.n_labels, self.bias)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
+        d, inner = Dim("d_model", self.d_model), w
         if self.pool:
-            yield _pooled_step(w, self.d_model, self.pool)
-        inner = replace(w, lead=(w.batch,)) if self.pool else w
+            yield (step := _pooled_step(w, d, self.pool))
+            inner = replace(w.on(step.out), lead=(w.B,))
         if self.transform:
-            yield from self.steps_of("transform", inner)
-        yield from self.steps_of("matrix", inner, "classifier", "A score for every label.")
+            inner = inner.on((yield from self.steps_of("transform", inner, sizes={"d_in": d, "d_out": d})))
+        note, sizes = "A score for every label.", {"d_in": d, "d_out": Dim("n_labels", self.n_labels)}
+        logits = yield from self.steps_of("matrix", inner, "classifier", note, sizes)
         if self.flat:
-            yield Step(":flat", "drop the axis", inner.rows, formula="x[..., 0]", note="One score per token.")
+            note, op, dtype = "One score per token.", "drop the axis", logits.dtype
+            flat = Step(":flat", op, inner.rows, formula="x[..., 0]", note=note, dtype=dtype, stored=False, out=logits)
+            yield flat
 
     def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
         if self.pool:
@@ -213,9 +276,9 @@ class Labels(Part):
 
     def outcome_steps(self, w: Workload) -> Iterator[Step]:
         """Rows of what is read from the logits."""
-        lead = (w.batch,) if self.pool else (w.batch, w.tokens)
-        shape = lead if self.flat else (*lead, self.n_labels)
-        yield from _outcome(w, shape, self.scores, "How likely each label is.")
+        lead = (w.B,) if self.pool else (w.B, w.T)
+        axes = lead if self.flat else (*lead, Dim("n_labels", self.n_labels))
+        yield from _outcome(w, axes, self.scores, "How likely each label is.")
 
     def outcome(self, net: Any, ids: Any, logits: Any, ctx: Any) -> tuple[Any, Any]:
         """Probabilities, None in training; and a loss in training."""
@@ -244,15 +307,19 @@ class TextVector(Part):
         return {} if self.transform is None else {"transform": self.transform}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        text = replace(w, lead=(w.batch,))
+        text, d = replace(w, lead=(w.B,)), Dim("d_model", self.d_model)
+        square = {"d_in": d, "d_out": d}
         if self.spare and not w.training:
-            yield from self.steps_of("transform", text, note="In the file; nothing reads it.")
-        yield _pooled_step(w, self.d_model, self.pool)
+            yield from self.steps_of("transform", text, note="In the file; nothing reads it.", sizes=square)
+        yield (step := _pooled_step(w, d, self.pool))
+        text = text.on(step.out)
         if self.transform and not self.spare:
-            yield from self.steps_of("transform", text)
+            text = text.on((yield from self.steps_of("transform", text, sizes=square)))
         if self.normalize:
             note = "Length 1, so that a product of two vectors is their cosine."
-            yield Step(":unit", "normalise", (w.batch, self.d_model), formula="x / |x|", note=note)
+            x, names = text.read(w.batch * self.d_model), ("lengths", "lengths, at least 1e-12")
+            saved = w.keep(x, *(Value(name, w.batch, x.dtype) for name in names))
+            yield Step(":unit", "normalise", (w.B, d), formula="x / |x|", note=note, dtype=x.dtype, saved=saved)
 
     def forward(self, net: Any, x: Any, table: Any, ctx: Any) -> Any:
         if self.spare and not ctx.training:
@@ -293,9 +360,12 @@ class NoHead(Part):
         return None, None
 
 
-def _pooled_step(w: Workload, d_model: int, pool: str) -> Step:
+def _pooled_step(w: Workload, d: Dim, pool: str) -> Step:
     formula = {"first": "x[0]", "mean": "mean of real x", "last": "last real x"}[pool]
-    return Step(":pooled", f"pool: {pool}", (w.batch, d_model), formula=formula, note="One vector for the text.")
+    # One token's vector is a view of the stream.
+    axes, note, x = (w.B, d), "One vector for the text.", w.read(0)
+    out = Value("mean", elements(axes), x.dtype) if pool == "mean" else x
+    return Step(":pooled", f"pool: {pool}", axes, formula=formula, note=note, dtype=x.dtype, out=out)
 
 
 AnyHead = Head | Labels | TextVector | NoHead

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from scantling.parts.attention import mix_steps, visible_pairs
+from scantling.parts.dims import ONE, Dim, Dims, Shape, elements, shape_of
 from scantling.parts.leaf import Linear, RMSNorm
-from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.mixing import Mixing, merged_step
+from scantling.parts.part import Part, Step, Workload
 from scantling.parts.position import NoPosition, Position
+from scantling.parts.saved import Value, flowing
 from scantling.visibility import Visibility
 
 
@@ -71,43 +73,71 @@ class LatentAttention(Part):
         }
 
     def state(self, w: Workload) -> Mapping[str, Shape]:
-        kept = (w.batch, 1, w.keys)
-        return {"latent": (*kept, self.kv_rank), "rope_key": (*kept, self.d_rope)}
+        return {name: shape_of(dims) for name, dims in self._kept(w).items()}
+
+    def _kept(self, w: Workload) -> dict[str, Dims]:
+        axes = (w.B, ONE, w.S)
+        return {"latent": (*axes, Dim("kv_rank", self.kv_rank)), "rope_key": (*axes, Dim("d_rope", self.d_rope))}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        b, h, t, s = w.batch, self.n_heads, w.tokens, w.keys
-        if self.q_rank is None:
-            yield from self.steps_of("q", w, "W_Q", "What each token asks.")
-        else:
-            yield from self.steps_of("q_down", w, "W_DQ", "A narrow latent of what each token asks.")
-            yield from self.steps_of("q_norm", w, note="Keeps the size of the latent in bounds.")
-            yield from self.steps_of("q_up", w, "W_UQ", "What each token asks, from its latent.")
-        yield from self.steps_of("kv_down", w, "W_DKV, W_KR", "A narrow latent, and one key for the position.")
-        yield from self.steps_of("kv_norm", w, note="Keeps the size of the latent in bounds.")
-        note = "The same numbers, seen head by head."
-        yield Step(
-            ":q_heads", "split q into heads", (b, h, t, self.d_head), formula="(B,T,H*D) -> (B,H,T,D)", note=note
-        )
+        B, T, S, H, D = w.B, w.T, w.S, Dim("H", self.n_heads), Dim("d_head", self.d_head)
+        D_v, d_rope = Dim("d_value", self.d_value), Dim("d_rope", self.d_rope)
+        d, rank = Dim("d_model", self.d_model), Dim("kv_rank", self.kv_rank)
+        q = yield from self._query_steps(w, d, H * D)
+        note = "A narrow latent, and one key for the position."
+        down = yield from self.steps_of("kv_down", w, "W_DKV, W_KR", note, {"d_in": d, "d_out": rank + d_rope})
+        note = "Keeps the size of the latent in bounds."
+        latent = yield from self.steps_of("kv_norm", w.on(down), note=note, sizes={"d": rank})
+        note, formula = "The same numbers, seen head by head.", "(B, T, H*d_head) -> (B, H, T, d_head)"
+        op, axes = "split q into heads", (B, H, T, D)
+        yield Step(":q_heads", op, axes, formula=formula, note=note, dtype=q.dtype, stored=False, out=q)
         if self.position.turned:
-            note = f"Turns pairs of the last {self.d_rope} channels by the position: no parameters."
-            shape, formula = (b, h, t, self.d_head), "[q_nope, q_rope cos + rot(q_rope) sin]"
-            yield Step(":q_rotated", "RoPE on q", shape, formula=formula, note=note)
-            note, formula = "One turned key, which all heads share.", "x cos + rot(x) sin"
-            yield Step(":k_rotated", "RoPE on the shared key", (b, 1, t, self.d_rope), formula=formula, note=note)
+            q = yield from self._turned_steps(w, (B, H, T, D), (B, ONE, T, d_rope), (q, down))
         if not w.training:
             note = "Kept for later tokens instead of keys and values."
-            for name, kept in self.state(w).items():
+            for name, kept in self._kept(w).items():
                 yield Step(f":{name}", f"{name.replace('_', ' ')} in the cache", kept, formula="S = P + T", note=note)
-        note = "Keys and values of every position, from the latents."
-        yield from self.steps_of("kv_up", replace(w, lead=(b, s)), "W_UK, W_UV", note)
+        note, inner = "Keys and values of every position, from the latents.", replace(w.on(latent), lead=(B, S))
+        sizes = {"d_in": rank, "d_out": H * (Dim("d_nope", self.d_nope) + D_v)}
+        up = yield from self.steps_of("kv_up", inner, "W_UK, W_UV", note, sizes)
+        keys, values = (B, H, S, D), (B, H, S, D_v)
+        k = Value("keys by head", elements(keys), up.dtype)
+        v = Value("values by head", elements(values), up.dtype)
         note = "Each head's own channels, and the shared ones that carry the position."
-        yield Step(":k_heads", "keys by head", (b, h, s, self.d_head), formula="[k_nope_h, k_rope]", note=note)
+        yield Step(":k_heads", k.name, keys, formula="[k_nope_h, k_rope]", note=note, dtype=k.dtype)
         note = "What each position hands over, head by head."
-        yield Step(":v_heads", "values by head", (b, h, s, self.d_value), formula="v_h", note=note)
-        yield from mix_steps(w, s, visible_pairs(w, self.visibility), h, h, self.d_head, self.d_value)
-        note = "The heads' results side by side."
-        yield Step(":merged", "merge heads", (b, t, h * self.d_value), formula="(B,H,T,D) -> (B,T,H*D)", note=note)
-        yield from self.steps_of("o", w, "W_O", "Writes what was read back to the stream's width.")
+        yield Step(":v_heads", v.name, values, formula="v_h", note=note, dtype=v.dtype)
+        mixed = yield from flowing(self._mixing.steps(w, q, k, v), None)
+        yield merged_step((B, T, H * D_v), D_v, mixed)
+        note = "Writes what was read back to the stream's width."
+        yield from self.steps_of("o", w.on(mixed), "W_O", note, {"d_in": H * D_v, "d_out": d})
+
+    @property
+    def _mixing(self) -> Mixing:
+        heads, drop = self.n_heads, bool(self.dropout)
+        return Mixing(heads, heads, self.d_head, self.d_value, self.visibility, self.position, dropout=drop)
+
+    def _turned_steps(
+        self, w: Workload, queries: Dims, key: Dims, read: tuple[Value, Value]
+    ) -> Generator[Step, None, Value]:
+        """Rows that turn `read`, queries and the shared key; returns the turned queries."""
+        note = f"Turns pairs of the last {self.d_rope} channels by the position: no parameters."
+        saved, formula = w.keep(*self.position.turning(w, read[0])), "[q_nope, q_rope cos + rot(q_rope) sin]"
+        q, dtype = Value("turned q", elements(queries), read[0].dtype), read[0].dtype
+        yield Step(":q_rotated", "RoPE on q", queries, formula=formula, note=note, dtype=dtype, saved=saved, out=q)
+        note, op, formula = "One turned key, which all heads share.", "RoPE on the shared key", "x cos + rot(x) sin"
+        yield Step(":k_rotated", op, key, formula=formula, note=note, dtype=read[1].dtype, saved=saved)
+        return q
+
+    def _query_steps(self, w: Workload, d: Dim, width: Dim) -> Generator[Step, None, Value]:
+        if self.q_rank is None:
+            return (yield from self.steps_of("q", w, "W_Q", "What each token asks.", {"d_in": d, "d_out": width}))
+        rank, note = Dim("q_rank", self.q_rank), "A narrow latent of what each token asks."
+        down = yield from self.steps_of("q_down", w, "W_DQ", note, {"d_in": d, "d_out": rank})
+        note = "Keeps the size of the latent in bounds."
+        latent = yield from self.steps_of("q_norm", w.on(down), note=note, sizes={"d": rank})
+        note, sizes = "What each token asks, from its latent.", {"d_in": rank, "d_out": width}
+        return (yield from self.steps_of("q_up", w.on(latent), "W_UQ", note, sizes))
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         b, t, _ = x.shape
@@ -131,4 +161,5 @@ class LatentAttention(Part):
         wide = net.kv_up(latent).view(b, s, self.n_heads, self.d_nope + self.d_value).transpose(1, 2)
         own, v = wide.split([self.d_nope, self.d_value], -1)
         k = ctx.mark(net, "k_heads", ctx.join(own, key.expand(b, self.n_heads, s, self.d_rope)))
-        return k, ctx.mark(net, "v_heads", v)
+        # A view would keep the keys' channels with the values for the backward.
+        return k, ctx.mark(net, "v_heads", ctx.apart(v))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scantling.parts.leaf import Linear
+from scantling.parts.dims import ONE, Dim, Shape, elements
+from scantling.parts.leaf import WIDE, Linear
 from scantling.parts.mlp import MLP, GatedMLP
-from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.part import Part, Step, Workload
+from scantling.parts.saved import Value
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,28 @@ class Router(Part):
         return {"selection_bias": (self.n_experts,)} if self.selection_bias else {}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        yield from self.steps_of("choose", w, "router", "Scores every expert for each token.")
+        d, E, k = Dim("d_model", self.d_model), Dim("E", self.n_experts), Dim("k", self.top_k)
+        note = "Scores every expert for each token."
+        logits = yield from self.steps_of("choose", w, "router", note, {"d_in": d, "d_out": E})
         if self.selection_bias:
             note = "Decides who is chosen, not with what weight."
-            yield Step(":selection", "selection bias", (*w.rows, self.n_experts), formula="s + b", note=note)
+            yield Step(":selection", "selection bias", (*w.rows, E), formula="s + b", note=note)
         kind = {"softmax": "softmax", "sigmoid": "sigmoid", "top_softmax": "scores, then softmax"}[self.scores]
         formula = f"top-{self.top_k} of {kind}" + (", divided by their sum" if self.normalize else "")
-        yield Step(":kept", "choose experts", (*w.rows, self.top_k), formula=formula, note="The weights of the chosen.")
+        out, saved = (*w.rows, k), w.keep(*self._saved(w, logits))
+        kept, note = Value("weights of the chosen", elements(out), w.read(0).dtype), "The weights of the chosen."
+        op, dtype = "choose experts", kept.dtype
+        yield Step(":kept", op, out, formula=formula, note=note, dtype=dtype, saved=saved, out=kept)
+
+    def _saved(self, w: Workload, logits: Value) -> tuple[Value, ...]:
+        """What each choice keeps; who is chosen gets no gradient, the weights of the chosen do."""
+        rows = elements(w.rows)
+        chosen = Value("the chosen experts", rows * self.top_k, "int64")
+        kept = Value("their scores", rows * self.top_k, WIDE)
+        every = Value("scores of all experts", rows * self.n_experts, WIDE)
+        first = (chosen, kept) if self.scores == "top_softmax" else (every, chosen)
+        sums = (kept, Value("sums of the chosen", rows, WIDE)) if self.normalize else ()
+        return *first, *sums
 
     def forward(self, net: Any, x: Any, ctx: Any) -> tuple[Any, Any]:
         """x (B, T, d) -> weights (B, T, top_k) in x's dtype, expert ids (B, T, top_k)."""
@@ -71,7 +87,8 @@ class Router(Part):
         else:
             scores = logits.softmax(-1) if self.scores == "softmax" else logits.sigmoid()
             wanted = ctx.mark(net, "selection", scores + net.selection_bias) if self.selection_bias else scores
-            experts = self._in_best_groups(wanted).topk(self.top_k, -1).indices
+            # Who is chosen has no gradient, so nothing is kept for one.
+            experts = self._in_best_groups(wanted.detach()).topk(self.top_k, -1).indices
             kept = scores.gather(-1, experts)
         ctx.routed(net, logits, experts, self.scores)
         if self.normalize:
@@ -120,24 +137,37 @@ class MoE(Part):
         return self.experts.params // router.n_experts * (router.n_experts - router.top_k)
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        sent = math.prod(w.rows) * self.router.top_k
-        shape = (*w.rows, self.router.d_model)
-        yield from self.steps_of("router", w)
+        d, rows = Dim("d_model", self.router.d_model), Dim("k", self.router.top_k)
+        for axis in reversed(w.rows):
+            rows = axis * rows
+        sent, size, out = rows.size, elements((rows, d)), (*w.rows, d)
+        kept = yield from self.steps_of("router", w)
         note = "Each token once per chosen expert, sorted by expert."
-        yield Step(":sent", "send to experts", (sent, self.router.d_model), formula="x[order]", note=note)
-        yield from self.steps_of("experts", replace(w, lead=(sent,)))
-        note = "Each token's expert outputs, weighted and added."
-        yield Step(":combined", "combine", shape, formula="sum_e weight_e y_e", note=note)
+        copies, saved = (
+            Value("tokens by expert", size, w.read(0).dtype),
+            w.keep(Value("token of each row", sent, "int64")),
+        )
+        op, dtype = "send to experts", copies.dtype
+        yield Step(":sent", op, (rows, d), formula="x[order]", note=note, dtype=dtype, saved=saved, out=copies)
+        ends = Value("where each expert's rows end", self.router.n_experts, "int32")
+        made = yield from self.steps_of("experts", replace(w.on(copies), lead=(rows,), beside=ends))
+        given = Value("outputs by token", size, made.dtype)
+        note, dtype = "Each token's expert outputs, weighted and added.", w.joint(given, kept)
+        saved = w.keep(Value("row of each choice", sent, "int64"), given, kept)
+        yield Step(":combined", "combine", out, formula="sum_e weight_e y_e", note=note, dtype=dtype, saved=saved)
         if self.shared:
-            yield from self.steps_of("shared", w)
-            if self.shared_gate:
-                yield from self.steps_of(
-                    "shared_gate", w, "shared gate", "How much of the shared MLP each token takes."
-                )
-                yield Step(":gated_shared", "gate the shared MLP", shape, formula="sigmoid(g) shared(x)")
-            yield Step(
-                ":with_shared", "add the shared MLP", shape, formula="y + shared(x)", note="Used by every token."
-            )
+            yield from self._shared_steps(w, d, Value("combined", elements(out), dtype))
+
+    def _shared_steps(self, w: Workload, d: Dim, combined: Value) -> Iterator[Step]:
+        given, out = (yield from self.steps_of("shared", w)), (*w.rows, d)
+        if self.shared_gate:
+            note, sizes = "How much of the shared MLP each token takes.", {"d_in": d, "d_out": ONE}
+            gate = yield from self.steps_of("shared_gate", w, "shared gate", note, sizes)
+            saved = w.keep(Value("sigmoid(g)", elements(w.rows), gate.dtype), given)
+            dtype, op = w.joint(gate, given), "gate the shared MLP"
+            yield Step(":gated_shared", op, out, formula="sigmoid(g) shared(x)", dtype=dtype, saved=saved)
+        dtype, note, op = w.joint(combined, given), "Used by every token.", "add the shared MLP"
+        yield Step(":with_shared", op, out, formula="y + shared(x)", note=note, dtype=dtype)
 
     def forward(self, net: Any, x: Any, ctx: Any) -> Any:
         kept, experts = net.router(x, ctx)

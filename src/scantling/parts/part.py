@@ -7,127 +7,23 @@ In a part's `forward(self, net, ...)`, `self` is the drawing (sizes and choices,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from scantling.errors import ScantlingInputError
+from scantling.parts.cost import FREE, Cost
+from scantling.parts.dims import Dim, Shape
+from scantling.parts.saved import Value, flowing
+from scantling.parts.step import Factor, Step, join, named, total
+from scantling.parts.work import Workload
 
 if TYPE_CHECKING:
     from torch import nn
 
-Shape: TypeAlias = tuple[int, ...]
+__all__ = ["FREE", "Child", "Cost", "Factor", "Part", "Shape", "Step", "Workload", "cycles", "join", "total"]
+
 Child: TypeAlias = "Part | tuple[Part, ...]"
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What a model is asked to do in one pass.
-
-    Attributes:
-        batch: rows (B).
-        tokens: new positions per row (T).
-        past: positions already in the cache (P); keys are S = P + T.
-        source: positions of an encoder-decoder's source; default as many as its keys.
-        training: no cache, and a loss over every position instead of next-token probabilities.
-        kernel: ``fused`` never holds the T x S scores; ``reference`` is plain matmul and softmax.
-        lead: leading shape of the activations where it is not (B, T): the rows sent to experts.
-        last_only: the head reads the last position only, as a prefill does.
-        unrolled: rows for every block, instead of one block with the number of its repeats.
-        prefix_lengths: of each row, in layers with a prefix; () where no row has one.
-    """
-
-    batch: int = 1
-    tokens: int = 1
-    past: int = 0
-    source: int | None = None
-    training: bool = False
-    kernel: str = "fused"
-    lead: Shape | None = None
-    last_only: bool = False
-    unrolled: bool = False
-    prefix_lengths: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, least in (("batch", 1), ("tokens", 1), ("past", 0), ("source", 1)):
-            value = getattr(self, name)
-            if name == "source" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ScantlingInputError(f"{name} is {value!r}; a whole number of at least {least} is needed")
-        if self.kernel not in ("fused", "reference"):
-            raise ScantlingInputError(f"kernel is {self.kernel!r}; use fused or reference")
-        if self.training and self.past:
-            raise ScantlingInputError("a training pass has no cache: past must be 0")
-        if self.prefix_lengths and (len(self.prefix_lengths) != self.batch or min(self.prefix_lengths) < 0):
-            raise ScantlingInputError(
-                f"prefix_lengths are {list(self.prefix_lengths)}; a length of at least 0 for each of {self.batch} rows"
-                " is needed"
-            )
-
-    @property
-    def keys(self) -> int:
-        """Key positions per row: S = P + T."""
-        return self.past + self.tokens
-
-    @property
-    def sources(self) -> int:
-        """Positions of the source."""
-        return self.keys if self.source is None else self.source
-
-    @property
-    def rows(self) -> Shape:
-        """Leading shape of an activation."""
-        return (self.batch, self.tokens) if self.lead is None else self.lead
-
-
-@dataclass(frozen=True)
-class Step:
-    """One row of the trace.
-
-    Attributes:
-        path: the module whose output this is, or ``module:point`` for a value between modules.
-        op: what happens, in two or three words.
-        shape: of the output.
-        params: parameters used here and counted here (a tied matrix is counted where it is owned).
-        flops: of matrix products only, 2 per multiply-add, attention over the full T x S square.
-        flops_visible: the same with only the pairs that the layer's Visibility lets be seen.
-        repeat: how many equal blocks this row stands for.
-        formula: the operation in symbols.
-        note: one plain sentence.
-        dtype: of the output where it is not the activations' own.
-        stored: whether the output is a tensor of its own; False where a kernel only reads it by an index.
-    """
-
-    path: str
-    op: str
-    shape: Shape
-    params: int = 0
-    flops: int = 0
-    flops_visible: int = 0
-    repeat: int = 1
-    formula: str = ""
-    note: str = ""
-    dtype: str | None = None
-    stored: bool = True
-
-    @property
-    def numel(self) -> int:
-        """Elements of the output."""
-        return math.prod(self.shape)
-
-    def under(self, prefix: str) -> Step:
-        """The same row seen from the parent: its path prefixed."""
-        return replace(self, path=join(prefix, self.path))
-
-    def times(self, repeat: int) -> Step:
-        """The same row standing for `repeat` equal blocks."""
-        return replace(self, repeat=self.repeat * repeat)
-
-
-def join(prefix: str, path: str) -> str:
-    """A dotted path; capture points hang on a colon: ``attn`` + ``:q_heads`` is ``attn:q_heads``."""
-    return prefix + path if not prefix or not path or path.startswith(":") else f"{prefix}.{path}"
+NOTHING: Mapping[str, Dim] = {}
 
 
 class Part:
@@ -256,12 +152,32 @@ class Part:
         """Parameters that one token uses: all but the experts not chosen."""
         return self.params - self.idle_params()
 
-    def steps_of(self, name: str, w: Workload, op: str | None = None, note: str | None = None) -> Iterator[Step]:
-        """Rows of the child `name`, seen from here; `op` and `note` say what the child is to this part."""
+    def steps_of(
+        self, name: str, w: Workload, op: str | None = None, note: str | None = None, sizes: Mapping[str, Dim] = NOTHING
+    ) -> Generator[Step, None, Value]:
+        """Rows of the child `name`, seen from here.
+
+        Args:
+            op, note: what the child is to this part.
+            sizes: this part's symbols for those of the child: its ``d_out`` is our ``H*d_head``.
+
+        Returns:
+            What the child passes on.
+        """
         child = self.children()[name]
         assert isinstance(child, Part)
-        for step in child.steps(w):
-            yield replace(step, path=join(name, step.path), op=op or step.op, note=note or step.note)
+        seen = (
+            replace(
+                step,
+                path=join(name, step.path),
+                op=op or step.op,
+                note=note or step.note,
+                dims=named(step.dims, sizes),
+                factors=tuple(factor._replace(dims=named(factor.dims, sizes)) for factor in step.factors),
+            )
+            for step in child.steps(w)
+        )
+        return (yield from flowing(seen, w.x))
 
 
 def cycles(parts: tuple[Part, ...]) -> Iterator[tuple[int, int, int]]:
@@ -283,8 +199,3 @@ def cycles(parts: tuple[Part, ...]) -> Iterator[tuple[int, int, int]]:
         period, times = best
         yield start, period, times
         start += period * times
-
-
-def total(steps: Iterable[Step], field: str) -> int:
-    """Sum of a numeric field over rows, each as often as it repeats."""
-    return sum(int(getattr(step, field)) * step.repeat for step in steps)

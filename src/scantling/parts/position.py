@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from scantling.parts.dims import Dim, Shape
 from scantling.parts.leaf import Embedding
-from scantling.parts.part import Part, Shape, Step, Workload
+from scantling.parts.part import Part, Step, Workload
+from scantling.parts.saved import Value
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What some queries' scores are shifted by.
+
+    Attributes:
+        numel: of the rows of the shift, all heads.
+        trained: the shift gets a gradient.
+        saved: what looking it up keeps for the backward.
+    """
+
+    numel: int
+    trained: bool = False
+    saved: tuple[Value, ...] = ()
 
 
 class Position(Part):
@@ -32,6 +49,14 @@ class Position(Part):
 
     def bias(self, net: Any, ctx: Any) -> Any | None:
         """What is added to the scores, (1 or B, H, T, S), or None; `net` is the built part."""
+        return None
+
+    def turning(self, w: Workload, x: Value) -> tuple[Value, ...]:
+        """The tables that turning x keeps for the backward, made once per pass for each dtype."""
+        return ()
+
+    def shift(self, w: Workload, rows: int) -> Shift | None:
+        """The shift of the scores of `rows` queries, or None."""
         return None
 
     @property
@@ -71,10 +96,13 @@ class Learned(Position):
 
     def steps(self, w: Workload) -> Iterator[Step]:
         # Where tokens are counted, each row has positions of its own.
-        rows = Workload(1 if self.pad_id is None else w.batch, w.tokens)
-        yield from self.steps_of("table", rows, "position lookup", "One trained vector per position.")
+        rows = replace(w, lead=(w.places if self.pad_id is None else w.B, w.T), x=None)
+        d, note = Dim("d_model", self.d_model), "One trained vector per position."
+        sizes = {"d": d, "rows": Dim("positions", self.n_positions + self.offset)}
+        yield from self.steps_of("table", rows, "position lookup", note, sizes)
         note = "Now the order shows in the vectors."
-        yield Step(":added", "add positions", (*w.rows, self.d_model), formula="x + P[positions]", note=note)
+        axes, dtype = (*w.rows, d), w.joint(w.read(0), Value("P", 0))
+        yield Step(":added", "add positions", axes, formula="x + P[positions]", note=note, dtype=dtype)
 
     def embed(self, net: Any, x: Any, ctx: Any) -> Any:
         if self.pad_id is not None:
@@ -104,12 +132,14 @@ class Sinusoidal(Position):
         return {} if self.rows is None else {"table": WaveTable(self.rows, self.d_model, self.theta, self.halves)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
+        d = Dim("d_model", self.d_model)
         if self.rows is not None:
-            yield from self.steps_of(
-                "table", Workload(1, w.tokens), "position lookup", "One fixed vector per position."
-            )
+            rows, note = Workload(lead=(w.places, w.T)), "One fixed vector per position."
+            yield from self.steps_of("table", rows, "position lookup", note, {"d": d})
         note, formula = "Now the order shows in the vectors.", "x + [sin, cos](p / theta^(2i/d))"
-        yield Step(":added", "add waves", (*w.rows, self.d_model), formula=formula, note=note)
+        x, axes = w.read(0), (*w.rows, d)
+        dtype = x.dtype if self.rows is None else w.joint(x, Value("waves", 0))
+        yield Step(":added", "add waves", axes, formula=formula, note=note, dtype=dtype)
 
     def embed(self, net: Any, x: Any, ctx: Any) -> Any:
         if self.rows is not None:
@@ -133,7 +163,7 @@ class WaveTable(Part):
         return {"weight": (self.rows, self.d_model)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        yield Step("", "embedding lookup", (*w.rows, self.d_model), self.params, formula="E[positions]")
+        yield Step("", "embedding lookup", (*w.rows, Dim("d", self.d_model)), self.params, formula="E[positions]")
 
     def module(self, path: str) -> nn.Module:
         import torch
@@ -176,6 +206,10 @@ class ALiBi(Position):
 
     def bias(self, net: Any, ctx: Any) -> Any:
         return ctx.penalties(self.slopes(), self.scale, self.rounded)
+
+    def shift(self, w: Workload, rows: int) -> Shift:
+        # Rounded penalties depend on the key alone.
+        return Shift(self.n_heads * w.keys * (w.places.size if self.rounded else rows))
 
 
 def inverse_frequencies(theta: float, width: int) -> tuple[float, ...]:

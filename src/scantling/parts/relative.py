@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from scantling.parts.dims import ONE, Dim
 from scantling.parts.leaf import Embedding
 from scantling.parts.part import Part, Step, Workload
-from scantling.parts.position import Position
+from scantling.parts.position import Position, Shift
+from scantling.parts.saved import Value
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,15 @@ class RelativeBias(Position):
         return {"table": Embedding(self.buckets, self.n_heads)}
 
     def steps(self, w: Workload) -> Iterator[Step]:
-        distances = Workload(lead=(w.keys + w.tokens - 1,))
+        distances = replace(w, lead=(w.S + w.T - ONE,), x=None)
+        sizes = {"d": Dim("H", self.n_heads), "rows": Dim("buckets", self.buckets)}
         note = "One learned shift per distance and head; all layers of the stack share them."
-        yield from self.steps_of("table", distances, "bias per distance", note)
+        for step in self.steps_of("table", distances, "bias per distance", note, sizes):
+            yield replace(step, out=w.read(0))
+
+    def shift(self, w: Workload, rows: int) -> Shift:
+        numel = self.n_heads * rows * w.keys
+        return Shift(numel, trained=True, saved=(Value("distances", rows * w.keys, "int64"),))
 
     def embed(self, net: Any, x: Any, ctx: Any) -> Any:
         ctx.hold(self, net.table(ctx.buckets(self.buckets, self.max_distance, self.both_ways)))

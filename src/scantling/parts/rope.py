@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from scantling.parts.part import Workload
 from scantling.parts.position import Position, inverse_frequencies
+from scantling.parts.saved import Value
 
 Frequencies = tuple[float, ...]
 
@@ -170,6 +172,10 @@ class RoPE(Position):
         # Only a scaling asks for the length, which of packed rows is known by their numbers alone.
         length = 0 if self.scaling is None else ctx.longest
         return ctx.turns(self.frequencies(length), self.interleaved, factor)
+
+    def turning(self, w: Workload, x: Value) -> tuple[Value, ...]:
+        numel, dtype = w.places.size * w.tokens * self.d_rotary, x.dtype or w.dtype
+        return tuple(Value(name, numel, dtype, (name, self, dtype)) for name in ("cosines", "sines"))
 
     @property
     def turned(self) -> int:

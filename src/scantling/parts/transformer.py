@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from scantling.errors import ScantlingInputError
-from scantling.parts.heads import AnyHead
+from scantling.parts.dims import ONE, Dim, elements
+from scantling.parts.heads import AnyHead, Head
 from scantling.parts.leaf import Embedding, Linear
 from scantling.parts.part import Child, Part, Step, Workload
+from scantling.parts.saved import Value, flowing, settled
 from scantling.parts.stack import Stack
 
 
@@ -72,27 +74,43 @@ class Transformer(Part):
     def steps(self, w: Workload) -> Iterator[Step]:
         if self.decoder is None and w.past:
             raise ScantlingInputError(f"past is {w.past}: an encoder reads both ways and keeps no cache")
-        if self.two_stacks and w.past == 0:
-            source = replace(w, tokens=w.sources, source=None, last_only=False)
-            yield from self._embed_steps(source, "embed", "source_")
-            yield from self.steps_of("encoder", source)
-        again = self.two_stacks and self.target_embed is None and w.past == 0
-        for step in self._embed_steps(w, "target_embed" if self.target_embed else "embed"):
-            yield replace(step, params=0) if again else step
-        yield from self.steps_of(list(self.stacks)[-1], w)
-        yield from self.steps_of("head", replace(w, lead=(w.batch, 1)) if w.last_only else w)
-        yield from self.head.outcome_steps(w)
+        return iter(settled(self._steps(w), w)) if w.training else self._steps(w)
 
-    def _embed_steps(self, w: Workload, table: str, prefix: str = "") -> Iterator[Step]:
-        note = "Text cut into pieces of the vocabulary."
+    def _steps(self, w: Workload) -> Iterator[Step]:
+        if self.two_stacks and w.past == 0:
+            source = replace(w, tokens=w.sources, source=None, last_only=False, of_source=True)
+            x = yield from self._embed_steps(source, "embed", "source_")
+            read = yield from self.steps_of("encoder", source.on(x))
+            w = replace(w, beside=Value("the encoder's output", read.numel, read.dtype, "memory"))
+        again = self.two_stacks and self.target_embed is None and w.past == 0
+        ids = Value("ids", elements(w.rows), "int64")
+        rows = self._embed_steps(w.on(ids), "target_embed" if self.target_embed else "embed")
+        x = yield from flowing((replace(step, params=0) if again else step for step in rows), None)
+        x = yield from self.steps_of(list(self.stacks)[-1], w.on(x))
+        inner = replace(w, lead=(w.B, ONE)) if w.last_only else w
+        logits = yield from self.steps_of("head", inner.on(x))
+        yield from self.head.outcome_steps(replace(w.on(logits), beside=ids))
+
+    def _embed_steps(self, w: Workload, table: str, prefix: str = "") -> Generator[Step, None, Value]:
+        held = self.target_embed if table == "target_embed" and self.target_embed else self.embed
+        d, padded = Dim("d_model", self.d_model), isinstance(self.head, Head) and self.head.vocab_size != held.rows
+        width = d if held.d_model == self.d_model else Dim("d_embed", held.d_model)
+        note, sizes = "Text cut into pieces of the vocabulary.", {"d": width}
+        ids = w.read(elements(w.rows), "int64")
         yield Step(f":{prefix}ids", "text to token ids", w.rows, formula="text -> ids", note=note, dtype="int64")
-        yield from self.steps_of(table, w, note="One row of the table per token.")
+        sizes["rows"] = Dim("V_rows" if padded else "V", held.rows)
+        x = yield from self.steps_of(table, w.on(ids), note="One row of the table per token.", sizes=sizes)
         if self.widen:
-            yield from self.steps_of("widen", w, "widen", "From the table's width to the stream's.")
+            note, wider = "From the table's width to the stream's.", {"d_in": width, "d_out": d}
+            x = yield from self.steps_of("widen", w.on(x), "widen", note, wider)
         if self.scale is not None:
             note, formula = "Brings the vectors to the size the blocks expect.", f"{self.scale:g} x"
-            shape = (*w.rows, self.table.d_model if self.widen is None else self.d_model)
-            yield Step(f":{prefix}scaled", "scale embeddings", shape, formula=formula, note=note)
+            axes = (*w.rows, width if self.widen is None else d)
+            x = Value("scaled embeddings", elements(axes), x.dtype)
+            saved = w.keep(Value("the factor", 1, x.dtype)) if self.scale_rounded else ()
+            op = "scale embeddings"
+            yield Step(f":{prefix}scaled", op, axes, formula=formula, note=note, dtype=x.dtype, saved=saved, out=x)
+        return x
 
     def forward(self, net: Any, ids: Any, ctx: Any = None, source: Any = None) -> Any:
         """ids (B, T), of the target where there is a source (B, S): logits, or what the head gives."""

@@ -14,11 +14,12 @@ import msgspec
 from scantling.assembly import assemble
 from scantling.cards.rules import complete
 from scantling.cards.schema import Card
-from scantling.parts.part import Shape, Step, Workload
+from scantling.parts.dims import Shape
+from scantling.parts.part import Step, Workload
 from scantling.parts.transformer import Transformer
 from scantling.study.facts import Fact, facts
 
-ABOUT = ("name", "source", "published")
+ABOUT = ("name", "training", "inference", "source", "published")
 """Keys that say where a card is from and change nothing in the model."""
 NUMBERS = ("parameters", "FLOPs", "memory")
 FATES = ("same", "other_shape", "new", "gone")

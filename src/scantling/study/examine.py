@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 from scantling.cards.schema import Card, Latent
 from scantling.numbers.count import count
 from scantling.numbers.flops import BACKWARD, flops
 from scantling.numbers.memory import memory
+from scantling.numbers.training import Recipe, state_lines, training_memory
 from scantling.parts.attention import Attention
 from scantling.parts.latent import LatentAttention
 from scantling.parts.mlp import MLP, GatedMLP
 from scantling.parts.part import Workload
 from scantling.parts.transformer import Transformer
+from scantling.study.activations import activations
+from scantling.study.formula import Formula, formula
 from scantling.units import DTYPE_BYTES
 
 KAPLAN = "Kaplan et al., arXiv:2001.08361, section 2.1"
@@ -24,52 +25,10 @@ ZERO = "Rajbhandari et al. (ZeRO), arXiv:1910.02054, section 3.1"
 VLLM = "Kwon et al. (vLLM), arXiv:2309.06180, section 3"
 GQA = "Ainslie et al., arXiv:2305.13245"
 
-TRAINING_16: Mapping[str, int] = {
-    "weights, bfloat16": 2,
-    "gradients, bfloat16": 2,
-    "main copy of the weights, float32": 4,
-    "first moments, float32": 4,
-    "second moments, float32": 4,
-}
-"""Bytes per parameter of mixed-precision Adam (ZeRO, arXiv:1910.02054, section 3.1: 2 + 2 + 12)."""
-TRAINING_18: Mapping[str, int] = {
-    "weights, bfloat16": 2,
-    "gradients, float32": 4,
-    "main copy of the weights, float32": 4,
-    "first moments, float32": 4,
-    "second moments, float32": 4,
-}
+ADAM_16 = Recipe("bf16-master")
+"""16 bytes per parameter: 2 + 2 of weights and gradients, 4 of the master copy, 8 of moments (ZeRO, section 3.1)."""
+ADAM_18 = Recipe("bf16-master", main_gradients=True)
 """The same with gradients that are kept and added up in float32."""
-
-
-@dataclass(frozen=True)
-class Formula:
-    """A formula and what it is compared with.
-
-    Attributes:
-        subject: parameters, FLOPs, KV cache or memory.
-        name: the formula in symbols.
-        estimate: what it gives for this card.
-        exact: the number it stands for.
-        exact_is: that number in words.
-        assumes: what has to hold for the formula to be exact.
-        terms: what it leaves out (positive) or counts too much (negative); they add up to exact - estimate.
-        source: where it is from.
-    """
-
-    subject: str
-    name: str
-    estimate: int
-    exact: int
-    exact_is: str
-    assumes: str
-    source: str
-    terms: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def error(self) -> float | None:
-        """estimate / exact - 1; None where the exact number is 0."""
-        return self.estimate / self.exact - 1 if self.exact else None
 
 
 def examine(card: Card, model: Transformer, w: Workload, dtype: str = "bfloat16") -> list[Formula]:
@@ -84,16 +43,8 @@ def examine(card: Card, model: Transformer, w: Workload, dtype: str = "bfloat16"
         *_flops(card, model, w),
         *_cache(card, model, dtype),
         *_memory(model, w, dtype),
+        *activations(card, model, w, dtype),
     ]
-
-
-def _formula(
-    subject: str, name: str, exact: tuple[int, str], terms: Mapping[str, int], assumes: str, source: str
-) -> Formula:
-    """A formula whose estimate is what the terms leave of the exact number."""
-    value, what = exact
-    kept = {why: n for why, n in terms.items() if n}
-    return Formula(subject, name, value - sum(kept.values()), value, what, assumes, source, kept)
 
 
 def _parameters(model: Transformer) -> Iterator[Formula]:
@@ -101,7 +52,7 @@ def _parameters(model: Transformer) -> Iterator[Formula]:
     tables = (counted.shortcut - 12 * _layers(model) * model.d_model**2) // _table(model)
     name = f"12 L d^2 + {'' if tables == 1 else f'{tables} '}V d"
     assumes = "attention is 4 d^2 and the MLP 8 d^2 in every layer; no norms, biases, positions, experts"
-    yield _formula("parameters", name, (counted.total, "all parameters"), counted.reasons, assumes, KAPLAN)
+    yield formula("parameters", name, (counted.total, "all parameters"), counted.reasons, assumes, KAPLAN)
 
 
 def _table(model: Transformer) -> int:
@@ -122,9 +73,9 @@ def _flops(card: Card, model: Transformer, w: Workload) -> Iterator[Formula]:
     products = f.forward - mix
     terms = {"scores and mix": mix, _LOOKED_UP: products - f.rule_2n}
     assumes = "every parameter is multiplied once per token and T << 6 d, so that scores and mix are small"
-    yield _formula("FLOPs", "2 N per token", forward, terms, assumes, KAPLAN)
+    yield formula("FLOPs", "2 N per token", forward, terms, assumes, KAPLAN)
     three = {why: (1 + BACKWARD) * n for why, n in terms.items()}
-    yield _formula("FLOPs", "6 N per token", training, three, assumes, KAPLAN)
+    yield formula("FLOPs", "6 N per token", training, three, assumes, KAPLAN)
     if model.active_params != model.params:
         idle = {
             "parameters of experts that a token does not use": -6
@@ -133,12 +84,12 @@ def _flops(card: Card, model: Transformer, w: Workload) -> Iterator[Formula]:
             * w.tokens
         }
         everything = "as 6 N, and every expert works on every token"
-        yield _formula("FLOPs", "6 N per token, N with all experts", training, three | idle, everything, KAPLAN)
+        yield formula("FLOPs", "6 N per token, N with all experts", training, three | idle, everything, KAPLAN)
     heads, width = _heads(card)
     guess = 12 * _layers(model) * heads * width * w.keys * w.batch * w.tokens
     terms = {"scores and mix are not 12 L H Q T": 3 * mix - guess, _LOOKED_UP: 3 * (products - f.rule_2n)}
     assumes = "every parameter is multiplied once per token; all L layers have H heads of size Q over the full square"
-    yield _formula("FLOPs", "6 N + 12 L H Q T per token", training, terms, assumes, PALM)
+    yield formula("FLOPs", "6 N + 12 L H Q T per token", training, terms, assumes, PALM)
     yield _chinchilla(card, model, w, training, f.by_part)
 
 
@@ -165,7 +116,7 @@ def _chinchilla(
     exact = dict(zip(guesses, (*named, sum(by_part.values()) - sum(named)), strict=True))
     terms = {why: 3 * (exact[why] - guess) for why, guess in guesses.items()}
     assumes = "all heads have keys of their own, the MLP is plain, and the embedding is a product"
-    return _formula("FLOPs", "3 (2 T V d + L (attention + dense) + 2 T V d)", training, terms, assumes, CHINCHILLA)
+    return formula("FLOPs", "3 (2 T V d + L (attention + dense) + 2 T V d)", training, terms, assumes, CHINCHILLA)
 
 
 def _heads(card: Card) -> tuple[int, int]:
@@ -197,7 +148,7 @@ def _cache(card: Card, model: Transformer, dtype: str) -> Iterator[Formula]:
         "query heads share keys and values, or a latent stands for both": kept - every,
     }
     assumes = "multi-head attention whose heads are d wide together, in every layer"
-    yield _formula("KV cache", f"2 L d x {size} bytes per token", exact, terms, assumes, VLLM)
+    yield formula("KV cache", f"2 L d x {size} bytes per token", exact, terms, assumes, VLLM)
     if isinstance(card.attention, Latent):
         heads, width = _heads(card)
         name, guess = f"2 L H D x {size} bytes per token", 2 * size * layers * heads * width
@@ -206,7 +157,7 @@ def _cache(card: Card, model: Transformer, dtype: str) -> Iterator[Formula]:
         kv_heads = card.attention.n_kv_heads or card.attention.n_heads
         name, guess = f"2 L H_kv D x {size} bytes per token", 2 * size * layers * kv_heads * width
     terms = {"layers differ": own - guess if own else 0, "a latent is kept instead": kept - (own or guess)}
-    yield _formula("KV cache", name, exact, terms, "all layers keep keys and values of H_kv heads of size D", GQA)
+    yield formula("KV cache", name, exact, terms, "all layers keep keys and values of H_kv heads of size D", GQA)
 
 
 def _memory(model: Transformer, w: Workload, dtype: str) -> Iterator[Formula]:
@@ -215,21 +166,12 @@ def _memory(model: Transformer, w: Workload, dtype: str) -> Iterator[Formula]:
     exact = (kept.weights + kept.kv, f"bytes of weights and cache of B {w.batch} x {w.keys:,} positions, {dtype}")
     terms = {"KV cache": kept.kv, "stored besides, trained by no gradient": kept.weights - size * model.params}
     assumes = "nothing but weights is in memory"
-    yield _formula("memory", f"{size} bytes per parameter, inference", exact, terms, assumes, ZERO)
-    for name, bytes_of in (("16", TRAINING_16), ("18", TRAINING_18)):
-        items = training_states(model, bytes_of)
-        exact = (sum(items.values()), "bytes of training states: " + ", ".join(bytes_of))
-        each = sum(bytes_of.values())
-        terms = {"numbers that no gradient trains have weights only": exact[0] - each * model.params}
+    yield formula("memory", f"{size} bytes per parameter, inference", exact, terms, assumes, ZERO)
+    for each, recipe in ((16, ADAM_16), (18, ADAM_18)):
+        lines = state_lines(training_memory(model, Workload(), recipe), recipe)
+        exact = (sum(lines.values()), "bytes of training states: " + ", ".join(lines))
+        counts = lines["counts of updates"]
+        untrained = exact[0] - counts - each * model.params
+        terms = {"numbers that no gradient trains have weights only": untrained, "counts of updates": counts}
         assumes = "Adam in mixed precision, everything trained, nothing sharded; activations come on top"
-        yield _formula("memory", f"{name} bytes per parameter, training", exact, terms, assumes, ZERO)
-
-
-def training_states(model: Transformer, bytes_of: Mapping[str, int]) -> dict[str, int]:
-    """Bytes of each item of the training states: weights for all that is stored, the rest for what is trained."""
-    computed = sum(
-        math.prod(shape) for _, part, _ in model.walk() if part.computed for shape in part.weights().values()
-    )
-    buffers = sum(math.prod(shape) for shape in model.named_buffers.values())
-    trained, held = model.params - computed, model.params + buffers
-    return {item: size * (held if item.startswith("weights") else trained) for item, size in bytes_of.items()}
+        yield formula("memory", f"{each} bytes per parameter, training", exact, terms, assumes, ZERO)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from scantling.cards.schema import Card, MoE, MultiHead, RoPE
 from scantling.numbers.count import count
-from scantling.numbers.flops import flops
+from scantling.numbers.flops import flops, half_at
 from scantling.numbers.memory import memory
 from scantling.parts.attention import Attention
 from scantling.parts.cross import CrossAttention
@@ -167,7 +167,7 @@ def _flops(model: Transformer, w: Workload) -> Iterator[tuple[str, Value]]:
     yield "decode, one step at that length", step
     yield "attention share of the blocks", f.attention_share
     yield "attention share of all", f.attention_share_of_total
-    yield "length where attention is half of the blocks", f.crossover
+    yield "length where attention is half of the blocks", half_at(model)["full"]
 
 
 def decode_step(w: Workload) -> Workload:

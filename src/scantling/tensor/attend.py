@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -93,32 +93,57 @@ def _plain(rows: Rows, terms: Terms, mark: Mark) -> Tensor:
     return F.dropout(weights, terms.dropout) @ rows.v if terms.dropout else weights @ rows.v
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, terms: Terms, mark: Mark) -> Tensor:
-    """The same through torch's scaled_dot_product_attention.
+def in_torch(q: Tensor, v: Tensor, dropout: float) -> bool:
+    """Whether torch's fused kernel takes these: that of the CPU drops nothing and wants values as wide as keys."""
+    return q.device.type != "cpu" or (not dropout and q.shape[-1] == v.shape[-1])
 
-    Where a mask, a bias, a cap or sinks are asked for, queries go in blocks that see only the keys in their reach, so
-    that memory grows with T and not with T x S.
+
+def fused(q: Tensor, k: Tensor, v: Tensor, terms: Terms, mark: Mark) -> Tensor:
+    """The same through torch's scaled_dot_product_attention, where it has a kernel for it that stores no scores.
+
+    Where a mask, a bias, a cap, sinks or dropout are asked for, queries go in blocks that see only the keys in their
+    reach, so that memory grows with T and not with T x S; in training the weights of a block are kept.
     """
-    if terms.softcap is None and terms.sinks is None:
-        run = _torch_fused
-    else:
-        heads = q.shape[1]
-        k, v = (share(k, heads), share(v, heads)) if k.shape[1] != heads else (k, v)
-        run = _unmarked
-    queries = q.shape[2]
-    if terms.seen is None and terms.bias is None and run is _torch_fused:
-        return run(Rows(q, k, v, None, None), terms)
-    pieces = [run(_rows(q, k, v, terms, i, min(i + ROWS, queries)), terms) for i in range(0, queries, ROWS)]
+    queries, heads = q.shape[2], q.shape[1]
+    native = terms.softcap is None and terms.sinks is None and in_torch(q, v, terms.dropout)
+    if native and q.device.type == "cpu":
+        # The kernel lays its output out as the queries are; token by token, merging the heads copies nothing.
+        q = q.transpose(1, 2).contiguous().transpose(1, 2)
+    if native and terms.seen is None and terms.bias is None:
+        return _torch_fused(Rows(q, k, v, None, None), terms)
+    bias = None if terms.bias is None else terms.bias(0, min(ROWS, queries))
+    # Torch's kernel of the CPU gives no gradient to a mask.
+    native = native and (bias is None or not bias.requires_grad or q.device.type != "cpu")
+    if not native:
+        k, v = (share(x, heads) if x.shape[1] != heads else x.contiguous() for x in (k, v))
+    pieces = []
+    for start in range(0, queries, ROWS):
+        rows = _rows(q, k, v, terms, start, min(start + ROWS, queries), bias if start == 0 else None)
+        pieces.append(_torch_fused(rows, terms) if native else _plain(_apart(rows, q, k), terms, _unmarked))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)
 
 
-def _rows(q: Tensor, k: Tensor, v: Tensor, terms: Terms, start: int, end: int) -> Rows:
+def _rows(q: Tensor, k: Tensor, v: Tensor, terms: Terms, start: int, end: int, bias: Tensor | None) -> Rows:
     """The queries [start, end); where that is all of them, with all keys: the full square that is counted."""
     seen, whole = terms.seen, end - start == q.shape[2]
     first, last = (0, k.shape[2]) if seen is None or whole else seen.span(start, end)
     mask = None if seen is None else seen.rows(start, end, first, last)
-    bias = None if terms.bias is None else terms.bias(start, end)[..., first:last]
+    if bias is None and terms.bias is not None:
+        bias = terms.bias(start, end)
+    bias = None if bias is None else bias[..., first:last]
     return Rows(q[:, :, start:end], k[:, :, first:last], v[:, :, first:last], mask, bias)
+
+
+def _apart(rows: Rows, q: Tensor, k: Tensor) -> Rows:
+    """Cut pieces in storages of their own, as the products would copy most of them; a cut would be kept whole."""
+    if not torch.is_grad_enabled():
+        return rows
+    own = replace(rows, q=_own(rows.q)) if rows.q.shape[2] != q.shape[2] else rows
+    return replace(own, k=_own(rows.k), v=_own(rows.v)) if rows.k.shape[2] != k.shape[2] else own
+
+
+def _own(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _torch_fused(rows: Rows, terms: Terms) -> Tensor:
@@ -138,8 +163,8 @@ def _torch_fused(rows: Rows, terms: Terms) -> Tensor:
     )
 
 
-def _unmarked(rows: Rows, terms: Terms) -> Tensor:
-    return _plain(rows, terms, lambda _, value: value)
+def _unmarked(_: str, value: Tensor) -> Tensor:
+    return value
 
 
 KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Terms, Mark], Tensor]] = {"reference": reference, "fused": fused}

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from scantling.errors import ScantlingInputError
 from scantling.tensor import mask, rotate
-from scantling.tensor.attend import BiasRows, Terms, kernel, share
+from scantling.tensor.attend import BiasRows, Terms, in_torch, kernel, share
 from scantling.tensor.cache import KeyCache
+from scantling.tensor.recompute import again, policy
 from scantling.tensor.router_losses import Routing
 from scantling.visibility import Visibility
 
@@ -53,6 +54,9 @@ class Context:
         source_documents: (B, S) the same of the source; a document reads the source that has its number.
         keep_routing: routers leave their logits and choices in `routing`; by default in training only.
         routing: by the router's path, in the order of execution.
+        before_scores: the head over the vocabulary stops before its matrix, for a loss that takes it in pieces.
+        recompute: what autograd computes again in the backward instead of keeping it: ``none``; ``selective``, the
+            inside of attention, of which queries, keys and values are kept; ``block``, all but the blocks' inputs.
     """
 
     def __init__(
@@ -75,6 +79,8 @@ class Context:
         documents: Tensor | None = None,
         source_documents: Tensor | None = None,
         keep_routing: bool | None = None,
+        before_scores: bool = False,
+        recompute: str = "none",
     ) -> None:
         self.batch, self.tokens, self.device = batch, tokens, device
         self.past = 0 if cache is None else cache.length
@@ -99,6 +105,8 @@ class Context:
         self._check_prefix()
         self.keep_routing = training if keep_routing is None else keep_routing
         self.routing: dict[str, Routing] = {}
+        self.before_scores = before_scores
+        self.recompute = policy(recompute)
         self._kernel = kernel(kernel_name)
         self._fused = kernel_name == "fused"
         self._memo: dict[Any, Any] = {}
@@ -149,6 +157,7 @@ class Context:
                 kernel_name=self._kernel_name,
                 training=self.training,
                 recorder=self.recorder,
+                recompute=self.recompute,
             )
         return self._source
 
@@ -190,12 +199,27 @@ class Context:
         """Turn x (B, H, T, D) by the scheme `position`; its angles are made once per pass."""
         if position not in self._memo:
             self._memo[position] = position.rotation(self)
-        cos, sin, interleaved = self._memo[position]
-        return rotate.rotate(x, cos.to(x.dtype), sin.to(x.dtype), interleaved)
+        key = (position, x.dtype)
+        if key not in self._memo:
+            cosines, sines, pairs = self._memo[position]
+            self._memo[key] = cosines.to(x.dtype), sines.to(x.dtype), pairs
+        cos, sin, interleaved = self._memo[key]
+        return rotate.rotate(x, cos, sin, interleaved)
 
     def join(self, *pieces: Tensor) -> Tensor:
         """Channels side by side: (..., D_1), (..., D_2) -> (..., D_1 + D_2)."""
         return torch.cat(pieces, -1)
+
+    def apart(self, x: Tensor) -> Tensor:
+        """x in a storage of its own."""
+        return x.clone(memory_format=torch.contiguous_format)
+
+    def block(self, net: Any, x: Tensor) -> Tensor:
+        """A block's output for the stream x (B, T, d)."""
+        if self.recompute != "block":
+            return net(x, self)  # type: ignore[no-any-return]
+        # The encoder's output is an argument so that autograd knows it is kept.
+        return again(lambda read, _: net(read, self), x, self.memory)
 
     def turns(
         self, frequencies: Sequence[float], interleaved: bool, factor: float = 1.0
@@ -298,11 +322,9 @@ class Context:
         if bias is not None and first:
             whole = bias
             bias = lambda start, end: whole(start, end)[..., first:]  # noqa: E731
-        plain = bias is None and part.softcap is None and sinks is None
-        # Torch's fused CPU kernel wants values as wide as keys; a written mask makes blocks of queries of it there.
-        plain = plain and (q.device.type != "cpu" or q.shape[-1] == v.shape[-1])
-        seen, causal = self._mask(part.visibility, not plain, first)
         dropout = part.dropout if self.training else 0.0
+        plain = bias is None and part.softcap is None and sinks is None and in_torch(q, v, dropout)
+        seen, causal = self._mask(part.visibility, not plain, first)
         return self._mixed(net, q, k, v, Terms(seen, causal, part.scale, bias, part.softcap, sinks, dropout))
 
     def _mixed(self, net: Any, q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> Tensor:
@@ -310,7 +332,11 @@ class Context:
             # The fused kernel indexes KV heads; a recorder is shown what that index selects.
             self.mark(net, "k_shared", share(k, q.shape[1]))
             self.mark(net, "v_shared", share(v, q.shape[1]))
-        return self.mark(net, "mixed", self._kernel(q, k, v, terms, lambda point, value: self.mark(net, point, value)))
+
+        def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return self._kernel(q, k, v, terms, lambda point, value: self.mark(net, point, value))
+
+        return self.mark(net, "mixed", again(mix, q, k, v) if self.recompute == "selective" else mix(q, k, v))
 
     def _bias(self, net: Any, part: Any) -> BiasRows | None:
         key = ("bias", part.position)

@@ -16,6 +16,7 @@ class Groups:
 
     Attributes:
         order: (R,) the rows in the order of their experts; row r is token r // top_k.
+        place: (R,) where each row stands in that order.
         ends: (E,) int32, where each expert's rows end in that order.
     """
 
@@ -24,6 +25,8 @@ class Groups:
         self.shape = experts.shape
         flat = experts.flatten()
         self.order = flat.argsort(stable=True)
+        places = torch.arange(flat.numel(), device=flat.device)
+        self.place = torch.empty_like(self.order).scatter_(0, self.order, places)
         every = torch.arange(n_experts, device=flat.device)
         self.ends = (flat[:, None] == every).sum(0).cumsum(0).to(torch.int32)
 
@@ -44,7 +47,7 @@ class Groups:
 
     def combine(self, out: Tensor, kept: Tensor) -> Tensor:
         """out (R, d) in sorted order, kept (..., top_k) weights -> (..., d)."""
-        rows = torch.empty_like(out).index_copy(0, self.order, out)
+        rows = out.index_select(0, self.place)
         return (rows.view(*self.shape, -1) * kept[..., None]).sum(-2)
 
 
@@ -105,3 +108,8 @@ def _linear_flops(x_shape, weight_shape, *args, out_shape=None, **kwargs) -> int
 @register_flop_formula(torch.ops.scantling.grouped_outer)
 def _outer_flops(grad_shape, x_shape, *args, out_shape=None, **kwargs) -> int:  # type: ignore[no-untyped-def]
     return int(2 * x_shape[0] * grad_shape[1] * x_shape[1])
+
+
+for _device in ("cpu", "cuda"):
+    # As every other product under autocast.
+    grouped_linear.register_autocast(_device, torch.bfloat16)

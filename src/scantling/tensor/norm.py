@@ -1,7 +1,8 @@
-"""RMSNorm in the order of the Llama code: the vector is rounded before the gain multiplies it."""
+"""RMSNorm in the order of the Llama code, where the vector is rounded before the gain multiplies it, and in torch's."""
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -16,3 +17,13 @@ class RoundedRMSNorm(nn.RMSNorm):
         if x.dtype.itemsize > 2:
             return super().forward(x)
         return F.rms_norm(x, self.normalized_shape, None, self.eps) * self.weight
+
+
+class WideRMSNorm(nn.RMSNorm):
+    """Torch's RMSNorm, also for vectors that are narrower than the gain, as autocast makes them: rounded at the end."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == self.weight.dtype:
+            return super().forward(x)
+        wide = torch.promote_types(x.dtype, self.weight.dtype)
+        return F.rms_norm(x.to(wide), self.normalized_shape, self.weight.to(wide), self.eps).to(x.dtype)

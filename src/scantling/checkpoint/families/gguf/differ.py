@@ -14,7 +14,8 @@ from scantling.cards.rules import complete
 from scantling.cards.schema import Layer, LongRopeScaling, MultiHead, RoPE, Section
 from scantling.checkpoint.families.gguf.rope import attention_factor, divisors_of
 
-_NOT_COMPARED = {"name", "dropout", "dtype", "source", "published", "pattern", "attention", "position", "mlp"}
+_ABOUT = {"name", "dtype", "training", "inference", "source", "published"}
+_NOT_COMPARED = _ABOUT | {"dropout", "pattern", "attention", "position", "mlp"}
 """Keys of a card that say nothing of the function in evaluation, and those that are compared layer by layer."""
 
 

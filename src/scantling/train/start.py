@@ -1,0 +1,127 @@
+"""How a run begins, and how it goes on from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from scantling.cards.training import Training
+from scantling.data import Corpus
+from scantling.errors import ScantlingInputError
+from scantling.model import Model, load
+from scantling.train import checkpoints, settings, state
+from scantling.train.ema import Ema
+from scantling.train.forward import check_head
+from scantling.train.lora import Adapters
+from scantling.train.optim import Optimizers, groups
+from scantling.train.ranks import Ranks
+from scantling.train.run import Run, Summary
+from scantling.train.signals import stopping
+from scantling.train.speed import memory_now, peak
+from scantling.train.step import WINDOW, Guard, Stepper
+from scantling.train.watch import Watcher
+
+
+def begin(
+    lm: Model, corpus: Corpus, training: Training, out: Path, watchers: Sequence[Watcher], ranks: Ranks | None = None
+) -> Run:
+    """A run at its beginning: the net made ready, nothing trained yet.
+
+    Raises:
+        ScantlingInputError: settings that do not go together, a tokenizer larger than the vocabulary, or a head that
+            cannot be trained.
+    """
+    check_head(lm.parts)
+    if corpus.manifest.vocab_size > lm.card.vocab_size:
+        raise ScantlingInputError(
+            f"the tokenizer has {corpus.manifest.vocab_size:,} tokens, and vocab_size of {lm.card.name} is "
+            f"{lm.card.vocab_size:,}: take a smaller tokenizer, or a card with more rows"
+        )
+    dtype = getattr(torch, settings.WEIGHTS[training.precision])
+    lm.net.to(dtype)
+    lm.net.requires_grad_(True)
+    lm.card = replace(lm.card, training=training)
+    adapters = None if training.lora is None else Adapters(lm, settings.lora_of(training))
+    stored = {name: weight for name, weight in lm.net.named_parameters() if name in lm.parts.named_stored}
+    weights: dict[str, Tensor] = dict(stored) if adapters is None else dict(adapters.weights)
+    recipe = settings.recipe_of(training)
+    optimizers = Optimizers(groups(lm.parts, weights, recipe), recipe, training.precision == "bf16-master")
+    guard = Guard(training.bad.spike)
+    stepper = Stepper(
+        lm, optimizers, settings.how_of(training), training.clip, training.seed, ranks or Ranks.here(), guard
+    )
+    if training.compile:
+        stepper.compiled = torch.compile(lm.net)
+    ema = None if training.ema is None else Ema(weights, training.ema)
+    computing = torch.bfloat16 if training.precision != "fp32" else torch.float32
+    run = Run(lm, corpus, training, out, watchers, stepper, ema, adapters, peak(lm.device, computing))
+    run.base_memory = memory_now(lm.device)
+    run._rows()
+    settings.schedule_of(training)
+    return run
+
+
+def resume(run: Run, found: checkpoints.Found) -> Sequence[str]:
+    """Put a run where a checkpoint was; returns notes on what is not as it was then.
+
+    Raises:
+        ScantlingInputError: the checkpoint is of another card, other data, or of settings that change the losses.
+    """
+    stored = state.read(found.folder)
+    about, now = stored.about, run.about()
+    if about.get("card") != now["card"]:
+        raise ScantlingInputError(f"{found.folder}: is a checkpoint of another card than {run.lm.card.name}")
+    if about.get("corpus") != now["corpus"]:
+        raise ScantlingInputError(f"{found.folder}: was trained on other data, or with another tokenizer")
+    changed = settings.differences(about["training"], now["training"])
+    if run.adapters is None:
+        loaded = load(found.folder, device=str(run.lm.device)).net.state_dict()
+        known = run.lm.parts.named_stored
+        run.lm.net.load_state_dict({name: value for name, value in loaded.items() if name in known}, strict=False)
+    else:
+        if about.get("base") != now["base"]:
+            raise ScantlingInputError(f"{found.folder}: its adapters are for other weights than those of this model")
+        run.adapters.restore(stored.under("lora"))
+    run.stepper.optimizers.restore(stored.under("optimizer"))
+    if run.ema is not None:
+        run.ema.restore(stored.under("ema"))
+    run.progress = stored.progress
+    run.stepper.guard.past.extend(stored.progress.norms[-WINDOW:])
+    run.saved_step = run.progress.step
+    notes = [*found.skipped]
+    if changed:
+        notes.append(
+            f"training is not as it was: {', '.join(changed)}; the losses are those of a new plan from here on"
+        )
+    if about.get("torch") != now["torch"]:
+        notes.append(f"torch {now['torch']} instead of {about.get('torch')}: losses may differ in their last digits")
+    return notes
+
+
+def train(
+    lm: Model,
+    corpus: Corpus,
+    training: Training,
+    out: Path,
+    watchers: Sequence[Watcher] = (),
+    found: checkpoints.Found | None = None,
+) -> Summary:
+    """Train a model, in a folder that the caller holds (`checkpoints.held`).
+
+    Args:
+        found: the checkpoint to go on from.
+
+    Raises:
+        ScantlingInputError: see `begin` and `resume`.
+        TrainingStopped: an update was refused and the policy is to stop.
+    """
+    run = begin(lm, corpus, training, out, watchers)
+    if found is not None:
+        for note in resume(run, found):
+            run.tell("note", text=note)
+    with stopping() as stop:
+        return run.loop(stop)

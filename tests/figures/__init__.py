@@ -1,0 +1,1 @@
+"""Figures commonly quoted for Transformers, recomputed: docs/figures.md."""
