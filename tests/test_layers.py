@@ -41,7 +41,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"generate"},
     "generate": BASE | {"checkpoint", "native", "inputs", "cards", "parts", "tensor", "model", "text"},
     "audits": {"errors"},
-    "subjects": BASE | {"audits", "cards", "parts", "checkpoint", "text", "tensor", "generate", "model", "saving"},
+    "subjects": BASE
+    | {"audits", "cards", "parts", "checkpoint", "text", "tensor", "generate", "model", "saving", "train"},
     "cli": BASE
     | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "saving", "generate", "native"}
     | {"data", "train", "audits", "subjects", "inspection"},
