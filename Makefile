@@ -35,6 +35,7 @@ docs: $(READY)
 bench: $(READY)
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/decode.py
+	$(BIN)/python bench/crash.py --kills 50
 	$(BIN)/python -m bench.inspect_headers
 
 bench-memory: $(READY)

@@ -41,7 +41,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"generate"},
     "generate": BASE | {"checkpoint", "native", "inputs", "cards", "parts", "tensor", "model", "text"},
     "audits": {"errors"},
-    "subjects": BASE | {"audits", "cards", "parts", "checkpoint", "text", "tensor", "generate", "model", "saving"},
+    "subjects": BASE
+    | {"audits", "cards", "parts", "checkpoint", "text", "tensor", "generate", "model", "saving", "train"},
     "cli": BASE
     | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "saving", "generate", "native"}
     | {"data", "train", "audits", "subjects", "inspection"},
@@ -52,7 +53,7 @@ ONLY_INSIDE_FUNCTIONS = {("parts", "tensor"), ("study", "tensor"), ("model", "te
 TOP_LEVEL_EVEN_SO = {("parts/net.py", "tensor")}
 NUMPY_AT_IMPORT = {"data", "native"}
 TORCH_AT_IMPORT = {"tensor", "train", "generate", "parts/net.py", "audits"}
-TORCH_AT_IMPORT |= {"subjects/ours.py", "subjects/theirs.py", "subjects/their_config.py", "subjects/named.py"}
+TORCH_AT_IMPORT |= {f"subjects/{name}.py" for name in ("ours", "theirs", "their_config", "their_runs", "named")}
 
 
 def room(path: Path) -> str:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import scantling as sc
-from scantling.audits import Facts, Verdict, from_callable
+from scantling.audits import Effort, Facts, Verdict, examine, from_callable
+from scantling.audits.planted_subject import planted
 
 
 class Block(nn.Module):
@@ -129,3 +130,20 @@ def test_modes_of_a_module_are_put_back() -> None:
     sc.audit(net, vocab_size=50, probes=["future", "repeat"])
     assert {m: m.training for m in net.modules()} == before
     assert all(p.requires_grad for p in net.parameters())
+
+
+@pytest.mark.parametrize("family", ["decoder", "encoder", "encoder-decoder"])
+@pytest.mark.parametrize(("context", "named"), [(12, True), (12, False), (20, True), (11, True)])
+def test_short_tables_of_positions(context: int, named: bool, family: str) -> None:
+    """Rows stay within the table; below what an audit needs, that is said."""
+    subject = planted(position="learned", context=context, trained_length=context, family=family)
+    told = examine(subject if named else subject.without(position=None))
+    assert [(f.probe, f.where, f.message) for f in told.defects] == []
+    said = {f.verdict for f in told.findings}
+    assert said == {Verdict.COULD_NOT_RUN} if context < 12 else Verdict.CLEAN in said
+
+
+@pytest.mark.parametrize("tokens", [4, 5, 40])
+def test_rows_of_other_lengths(tokens: int) -> None:
+    told = examine(planted(window=3), effort=Effort(tokens=tokens, longest=max(tokens, 48)))
+    assert [(f.probe, f.where, f.message) for f in told.defects] == []

@@ -23,7 +23,7 @@ NAMES = [
     for path in sorted((GOLDEN / "tiny").iterdir())
 ]
 MAY_NOT_RUN = {"shift", "accumulation", "quantised"}
-"""A head without a vocabulary has no loss; the loss takes no count of tokens; odd widths have no blocks of 32."""
+"""A head without a vocabulary has no loss; odd widths have no blocks of 32."""
 
 
 def check(report: Report) -> None:

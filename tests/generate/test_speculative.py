@@ -17,6 +17,7 @@ from scantling.generate.engine import Options, complete
 from scantling.generate.keeping import Keeping
 from scantling.generate.sample import Sampling
 from scantling.generate.speculative import TRIAL, Drafting, Ledger, Speculation, acceptance, residual
+from scantling.tensor.context import Context
 
 DECODERS = sorted(p.name for p in (GOLDEN / "tiny").iterdir() if stacks_of(p.name) == "decoder")
 
@@ -169,7 +170,8 @@ def test_an_early_exit_copies_nothing() -> None:
     ids = [[5, 9, 11]]
     assert not torch.equal(short.logits(ids), lm.logits(ids))
     stream = lm.hidden(ids)[1]
-    wanted = lm.net.head(lm.net.decoder.final_norm(stream), lm.net.embed.weight, None)
+    ctx = Context.of(torch.tensor(ids))
+    wanted = lm.net.head(lm.net.decoder.final_norm(stream), lm.net.embed.weight, ctx)
     torch.testing.assert_close(short.logits(ids), wanted)
 
 

@@ -149,7 +149,7 @@ def test_a_trigram_of_random_bytes_needs_eight_bits() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_small_preset_beats_a_trigram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`train tiny` with a quarter of its updates needs fewer bits a byte than a trigram of the same text."""
+    """`train tiny` with a sixth of its updates needs fewer bits a byte than a trigram of the same text."""
     from scantling.data import open_corpus
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

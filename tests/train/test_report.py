@@ -25,6 +25,7 @@ def test_the_account_is_predicted_and_counted_alike(corpus: Corpus, tmp_path: Pa
     assert account["flops_counted"] == 3 * (2 * 144 * weights + 2 * 4 * 3 * 48 * 48 * 32)
     assert account["flops_predicted"] == account["flops_counted"]
     assert account["seconds"] > account["seconds_at_peak"] > 0
+    assert account["memory_predicted"] > 16 * model().parts.params
     assert "equal;" in accounts(read_metrics(tmp_path))[0][3]
 
 

@@ -29,6 +29,7 @@ SMALL: dict[str, Any] = {
     "tokens": 48,
     "accumulation": 2,
     "save_every": 4,
+    "optimizer.kind": "adamw",
     "optimizer.lr": 1e-2,
     "evaluation.tokens": 600,
     "evaluation.sample_tokens": 4,

@@ -16,6 +16,9 @@ from scantling.audits.protocol import Subject
 from scantling.audits.registry import Probe
 from scantling.errors import ScantlingInputError, nearest
 
+SHORTEST = 12
+"""Positions that a model must have to be asked at all."""
+
 
 @dataclass(frozen=True)
 class Report:
@@ -85,6 +88,9 @@ def named(names: Iterable[str] | None) -> Sequence[Probe]:
 
 def answers(probe: Probe, subject: Subject, effort: Effort = ORDINARY) -> list[Finding]:
     """What one probe says, answers that are alike put together."""
+    context = subject.facts.context
+    if context is not None and context < SHORTEST:
+        return [could_not(probe.name, f"it has {context} positions; the rows of an audit have at least {SHORTEST}")]
     module = subject.can.module
     modes = {} if module is None else {m: m.training for m in module.modules()}
     try:

@@ -82,6 +82,10 @@ def gap(subject: Subject, measure: Measure, positions: int = 0) -> Gap:
             return Gap(0.0, 0.0, at, False, "equal bit by bit")
         if not math.isfinite(largest):
             return Gap(math.inf, largest, at, True, "one of the two is no number")
+        lowest = TIMES_NOISE * unit_of("float32") * _peak(a, b)
+        if largest <= lowest / 4:
+            how = f"rounding explains {lowest:.2g} at least"
+            return Gap(largest / spread, largest, at, False, how, largest / lowest)
         again = measure(subject)
         if max(_worst(a, again[0])[0], _worst(b, again[1])[0]) > 0:
             # What does not repeat is chance, and shows nothing of the size of rounding.

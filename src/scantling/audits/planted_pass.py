@@ -221,9 +221,8 @@ class Pass:
             ahead = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1 + self.past)
             shift = shift - 9.0 * ahead
         if fast:
-            return F.scaled_dot_product_attention(
-                q, k, v, shift.to(q.dtype).expand(len(q), shift.shape[1], -1, -1), scale=scale
-            )
+            bias = shift.to(q.dtype).expand(len(q), -1, -1, -1) if shift.dim() else None
+            return F.scaled_dot_product_attention(q, k, v, bias, scale=scale)
         weights: Tensor = (q @ k.transpose(-1, -2) * scale + shift).softmax(-1)
         return weights @ v
 

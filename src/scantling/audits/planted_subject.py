@@ -50,7 +50,7 @@ def subject_of(net: Tiny, name: str, dtype: str = "float32") -> Subject:
         cached={"its cache": cached(net)} if decodes else {},
         cast=lambda wanted: subject_of(copy.deepcopy(net).to(getattr(torch, wanted)), name, wanted),
         loss=own_loss(net),
-        packed_loss=own_loss(net),
+        packed_loss=None if shape.family == "encoder-decoder" else own_loss(net),
         counts_items=True,
         taught=shifted if shape.family == "encoder-decoder" else None,
         reload=reloaded(net, name, dtype),

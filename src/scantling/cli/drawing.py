@@ -154,6 +154,15 @@ draft_options = _grouped(
 )
 
 
+engine_option = click.option(
+    "--engine",
+    type=click.Choice(["torch", "packed", "packed-int8"]),
+    default="torch",
+    show_default=True,
+    help="packed: a compiled pass over weights as they are stored; packed-int8: with activations of 8 bits.",
+)
+
+
 def loaded(given: dict[str, Any]) -> Model:
     """The model of -m, --dtype, --device and --revision; what loading noticed goes to standard error."""
     from scantling.model import load
@@ -161,6 +170,13 @@ def loaded(given: dict[str, Any]) -> Model:
     lm = load(given["model"], dtype=given["dtype"], device=given["device"], revision=given["revision"])
     for note in lm.notes:
         click.echo(f"note: {note}", err=True)
+    engine = given.get("engine", "torch")
+    if engine != "torch":
+        from scantling.native.library import is_built
+
+        if not is_built():
+            click.echo("compiling the pass for this processor, once ...", err=True)
+        lm.pack(activations="int8" if engine == "packed-int8" else "exact")
     return lm
 
 

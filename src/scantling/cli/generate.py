@@ -18,6 +18,7 @@ from scantling.units import bytes_text
 if TYPE_CHECKING:
     from scantling.generate.engine import Generation, Options
     from scantling.model import Model
+    from scantling.parts.part import Workload
 
 
 @click.command()
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 @click.option(
     "--rows", type=click.IntRange(min=1), default=16, show_default=True, help="Of --prompts, decoded together."
 )
+@drawing.engine_option
 @click.option("--dtype", help="Of the weights; default: the file's (float32 for GGUF).")
 @click.option("--device", default="cpu", show_default=True)
 @show.revision_option
@@ -154,12 +156,33 @@ def predicted(lm: Model, done: Generation, options: Options) -> dict[str, int]:
     whole = Workload(tokens=done.limit if lm.parts.two_stacks else done.prompt_tokens + done.limit, source=source)
     keeping = options.keeping
     kind, numbers = ("full", "plain") if keeping is None else (keeping.kind, keeping.numbers)
+    if lm.packed is not None and keeping is None:
+        return _predicted_packed(lm, done, whole)
     return {
         "prefill_flops": flops(lm.parts, Workload(tokens=first, source=source, last_only=True)).forward,
         "decode_flops": decode(lm.parts, first, steps, source) if steps else 0,
         "cache_bytes": cache_bytes(lm.parts, whole, width, kind, numbers),
         "weights_bytes": memory(lm.parts, whole, width, width).weights,
         "bytes_read_per_token": read_per_token(lm.parts, first + steps // 2, width, source),
+    }
+
+
+def _predicted_packed(lm: Model, done: Generation, whole: Workload) -> dict[str, int]:
+    """The same of the compiled pass, whose weights are as wide as their tiles and whose cache is float32."""
+    from scantling.native.tiles import ROWS, padded
+    from scantling.numbers.cache import cache_bytes
+    from scantling.numbers.flops import decode, flops
+    from scantling.parts.part import Workload
+
+    assert lm.packed is not None
+    steps, prompt = done.new_tokens - 1, done.prompt_tokens
+    each = cache_bytes(lm.parts, Workload(tokens=1), "float32", "full", "plain")
+    return {
+        "prefill_flops": flops(lm.parts, Workload(tokens=prompt, last_only=True)).forward,
+        "decode_flops": decode(lm.parts, prompt, steps) if steps else 0,
+        "cache_bytes": each * padded(whole.tokens, ROWS),
+        "weights_bytes": lm.packed.weights.nbytes,
+        "bytes_read_per_token": lm.packed.weights.read_nbytes + each * (prompt + steps // 2),
     }
 
 
@@ -211,7 +234,7 @@ def report(lm: Model, done: Generation, options: Options) -> list[str]:
     if done.ledger is not None:
         lines.append(drawing.drafts_text(done.ledger))
     same = "as predicted" if done.cache_bytes == p["cache_bytes"] else f"{p['cache_bytes']:,} predicted"
-    width = str(lm.dtype).removeprefix("torch.")
+    width = str(lm.dtype).removeprefix("torch.") if lm.packed is None or options.keeping else "compiled pass"
     why = f"{done.finish_reason}: the context of {lm.card.context} is full" if done.context_full else done.finish_reason
     lines.append(f"cache: {done.cache_bytes:,} bytes, {same}; {width} on {lm.device}; ended by {why}")
     return lines

@@ -45,11 +45,13 @@ def line(record: Record, steps: int) -> str | None:
 
 
 def _step(record: Record, steps: int) -> str:
-    memory = record["memory_bytes"]
+    memory, wanted = record["memory_bytes"], record["memory_predicted"]
+    beside = "" if wanted is None else f", {bytes_text(wanted)} predicted"
+    used = "" if memory is None else f" memory {bytes_text(memory)}{beside}"
     return (
         f"{record['step']}/{steps} loss {record['loss']:.4f} lr {record['lr']:.3g} norm {record['norm']:.3g} "
         f"{record['tokens_per_second']:,.0f} tokens/s mfu {100 * record['mfu']:.1f} % "
-        f"left {_clock(record['remaining_seconds'])}" + ("" if memory is None else f" memory {bytes_text(memory)}")
+        f"left {_clock(record['remaining_seconds'])}{used}"
     )
 
 

@@ -124,6 +124,12 @@ def library(march: str = "native") -> Any:
     return loaded
 
 
+def is_built() -> bool:
+    """Whether the pass for this processor is in the cache folder."""
+    found = compiler()
+    return found is not None and _target(found, "native").exists()
+
+
 def _target(found: str, march: str) -> Path:
     """A file whose name tells the source, the compiler, the flags and the processor apart."""
     version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout

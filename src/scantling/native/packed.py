@@ -66,6 +66,12 @@ class Packed:
         """Of all weights, gains and shifts, in tiles."""
         return self._arena.nbytes
 
+    @property
+    def read_nbytes(self) -> int:
+        """Of that, what a token needs: of a table that only looks up, one row."""
+        unread = 0 if self.outline.head.tied else self.table.data.nbytes * (self.table.rows - 1) // self.table.rows
+        return self.nbytes - unread
+
     def _bring(self, kept: Kept | None) -> None:
         """Everything to its place, from the cache folder if it is there."""
         self._arena.allocate()

@@ -27,6 +27,8 @@ from scantling.parts.part import Workload
 from scantling.saving import save
 from scantling.tensor.cache import Cache
 from scantling.tensor.context import Context
+from scantling.train.forward import How, Inputs, forward
+from scantling.train.loss import IGNORED
 
 KERNELS = ("fused", "reference")
 
@@ -50,6 +52,7 @@ def ours(lm: Model, name: str | None = None, sample: Tensor | None = None) -> Su
         cached={"its cache": _cached(lm), **_sessions(lm)} if decodes else {},
         cast=cache(lambda dtype: ours(_cast(lm, dtype), name, sample)),
         loss=_loss(lm) if scores else None,
+        counts_items=scores,
         packed_loss=_loss(lm) if scores and not lm.parts.two_stacks else None,
         taught=lm.shifted if lm.parts.two_stacks and lm.start_id is not None else None,
         reload=_reload(lm, name, sample),
@@ -208,11 +211,21 @@ def _session(lm: Model, keeping: Keeping) -> Cached:
 
 
 def _loss(lm: Model) -> Loss:
+    """`lm.loss`; with a count of tokens, or where gradients are asked for, what training computes."""
+
     def loss(feed: Feed, labels: Tensor, items: int | None = None) -> Tensor:
-        if feed.documents is not None:
-            return lm.loss(feed.ids, labels, document_ids=feed.documents)
-        read, mask = (feed.ids, feed.mask) if feed.source is None else (feed.source, feed.source_mask)
-        return lm.loss(read, labels, mask)
+        if items is None and not torch.is_grad_enabled():
+            if feed.documents is not None:
+                return lm.loss(feed.ids, labels, document_ids=feed.documents)
+            read, mask = (feed.ids, feed.mask) if feed.source is None else (feed.source, feed.source_mask)
+            return lm.loss(read, labels, mask)
+        placed = labels
+        if lm.card.family == "decoder":
+            placed = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
+        judged = int((placed != IGNORED).sum())
+        read = feed.ids if feed.source is None else lm.shifted(labels)
+        batch = Inputs(read, placed, judged, documents=feed.documents, source=feed.source)
+        return forward(lm.net, lm.parts, batch, items or judged, How(), training=False).objective
 
     return loss
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,11 +17,20 @@ from torch import Tensor
 
 from scantling.audits import Abilities, Facts, Feed, Subject
 from scantling.audits.callables import trained
-from scantling.audits.protocol import Cached, Change, Loss, Run
+from scantling.audits.protocol import Change, Loss
 from scantling.errors import ScantlingInputError, need
 from scantling.subjects.their_config import declared, facts
-
-KERNELS = ("sdpa", "eager")
+from scantling.subjects.their_runs import (
+    arguments,
+    cache_name,
+    cached,
+    generated,
+    given,
+    kernels,
+    packed,
+    plain,
+    quietly,
+)
 
 
 def load_theirs(place: str, revision: str | None = None, dtype: str | None = None, device: str = "cpu") -> Any:
@@ -56,16 +64,6 @@ def quiet() -> ModuleType:
     return library
 
 
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Warnings of the library are not ours to print."""
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def theirs(model: Any, name: str | None = None, sample: Tensor | None = None, folder: str | None = None) -> Subject:
     """A loaded model of the library, with everything that it can do.
 
@@ -79,21 +77,21 @@ def theirs(model: Any, name: str | None = None, sample: Tensor | None = None, fo
 
 
 def _subject(model: Any, name: str | None, said: Facts, sample: Tensor | None) -> Subject:
-    arguments = _arguments(model)
+    known = arguments(model)
     decoder = said.family == "decoder"
-    takes = {"mask"} if "attention_mask" in arguments else set()
-    takes |= {"positions"} if "position_ids" in arguments else set()
-    caches = said.family != "encoder" and "use_cache" in arguments and _cache_name(model) is not None
+    takes = {"mask"} if "attention_mask" in known else set()
+    takes |= {"positions"} if "position_ids" in known else set()
+    caches = said.family != "encoder" and "use_cache" in known and cache_name(model) is not None
     scores = said.per_token and _scores(model, said)
     can = Abilities(
         takes=frozenset(takes),
         module=model,
         blocks=_blocks(model, said),
-        kernels={kernel: _run(model, kernel=kernel) for kernel in _kernels(model)},
-        modes={"in training": trained(model, _run(model)), "with maps asked for": _run(model, maps=True)},
-        packed=_packed(model) if decoder and "positions" in takes else {},
-        cached={"its cache": _cached(model)} if caches else {},
-        stepped={"generate": _generated(model)} if caches and model.can_generate() else {},
+        kernels={kernel: plain(model, kernel=kernel) for kernel in kernels(model)},
+        modes={"in training": trained(model, plain(model)), "with maps asked for": plain(model, maps=True)},
+        packed=packed(model) if decoder and "positions" in takes else {},
+        cached={"its cache": cached(model)} if caches else {},
+        stepped={"generate": generated(model)} if caches and model.can_generate() else {},
         cast=cache(lambda dtype: _subject(_cast(model, dtype), name, replace(said, dtype=dtype), sample)),
         loss=_loss(model) if scores else None,
         counts_items=scores and _counts(model),
@@ -104,16 +102,7 @@ def _subject(model: Any, name: str | None, said: Facts, sample: Tensor | None) -
         sample=sample,
         collate=collate if decoder else None,
     )
-    return Subject(name or type(model).__name__, _run(model), said, can)
-
-
-def _arguments(model: Any) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(model.forward).parameters)
-
-
-def _cache_name(model: Any) -> str | None:
-    """What its forward calls the cache."""
-    return next((name for name in ("cache", "past_key_values") if name in _arguments(model)), None)
+    return Subject(name or type(model).__name__, plain(model), said, can)
 
 
 def _tied(model: Any, folder: str | None) -> bool | None:
@@ -124,175 +113,15 @@ def _tied(model: Any, folder: str | None) -> bool | None:
     return bool(model.config.tie_word_embeddings if said is None else said)
 
 
-def _kernels(model: Any) -> list[str]:
-    """The implementations of attention that it has on this machine; the one that it chose comes first."""
-    chosen = str(model.config._attn_implementation)
-    known = [k for k in KERNELS if k == "eager" or bool(getattr(model, "_supports_sdpa", False))]
-    return [chosen, *(k for k in known if k != chosen)]
-
-
-@contextmanager
-def _kernel(model: Any, name: str | None) -> Iterator[Any]:
-    """The model with another implementation of attention: itself, or where that cannot be changed a twin."""
-    before = str(model.config._attn_implementation)
-    if name is None or name == before:
-        yield model
-        return
-    model.set_attn_implementation(name)
-    try:
-        yield model if str(model.config._attn_implementation) == name else _twin(model, name)
-    finally:
-        model.set_attn_implementation(before)
-
-
-def _twin(model: Any, kernel: str) -> Any:
-    """A second model of the same weights; it is kept beside the first."""
-    kept: dict[str, Any] = model.__dict__.setdefault("_twins_of_the_audit", {})
-    if kernel not in kept:
-        twin = type(model)._from_config(copy.deepcopy(model.config), attn_implementation=kernel)
-        twin = twin.to(model.dtype).to(model.device)
-        twin.load_state_dict(model.state_dict())
-        kept[kernel] = twin.eval()
-    return kept[kernel]
-
-
-def _given(model: Any, feed: Feed) -> dict[str, Any]:
-    """The feed under the library's names."""
-    if feed.source is None:
-        named = {"input_ids": feed.ids, "attention_mask": feed.mask, "position_ids": feed.positions}
-    else:
-        named = {
-            "input_ids": feed.source,
-            "attention_mask": feed.source_mask,
-            "decoder_input_ids": feed.ids,
-            "decoder_attention_mask": feed.mask,
-        }
-    known = _arguments(model)
-    return {key: value for key, value in named.items() if value is not None and key in known}
-
-
-def _run(model: Any, kernel: str | None = None, maps: bool = False, **more: Any) -> Run:
-    known = _arguments(model)
-    fixed: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
-    fixed |= more
-    if maps:
-        fixed["output_attentions"] = True
-
-    def run(feed: Feed) -> Tensor:
-        with quietly(), _kernel(model, kernel) as chosen:
-            return _logits(chosen(**_given(model, feed), **fixed), feed.tokens)
-
-    return run
-
-
-def _logits(out: Any, tokens: int) -> Tensor:
-    """(B, T, n); (B, 1, n) of a head that gives one answer per row."""
-    found: Any = getattr(out, "logits", None)
-    found = out.last_hidden_state if found is None else found
-    if found.dim() == 2:
-        found = found[..., None] if found.shape[1] == tokens else found[:, None]
-    return found  # type: ignore[no-any-return]
-
-
 def _scores(model: Any, said: Facts) -> bool:
     """Whether its output is over the vocabulary and it has a loss."""
     head = model.get_output_embeddings()
-    return "labels" in _arguments(model) and head is not None and head.weight.shape[0] >= said.vocab_size
-
-
-def _packed(model: Any) -> dict[str, Run]:
-    """The ways to hand over a packed row: positions that start anew tell the documents apart."""
-    ways = {"position_ids": _run(model)}
-    ways["position_ids and a mask of ones"] = _masked(_run(model))
-    if "use_cache" in _arguments(model):
-        ways["position_ids, use_cache as by default"] = _run(model, use_cache=True)
-        ways["position_ids and a mask of ones, use_cache as by default"] = _masked(_run(model, use_cache=True))
-    return ways
-
-
-def _masked(run: Run) -> Run:
-    return lambda feed: run(replace(feed, mask=torch.ones_like(feed.ids)))
-
-
-def _cached(model: Any) -> Cached:
-    """Every logit of pieces over one cache."""
-    name = _cache_name(model)
-    assert name is not None
-
-    def run(feed: Feed, pieces: Sequence[int]) -> Tensor:
-        store, encoded, outs, start = None, None, [], 0
-        for tokens in pieces:
-            end = start + tokens
-            part = replace(
-                feed,
-                ids=feed.ids[:, start:end],
-                mask=None if feed.mask is None else feed.mask[:, :end],
-                positions=None if feed.positions is None else feed.positions[:, start:end],
-            )
-            named = _given(model, part)
-            if encoded is not None:
-                named["encoder_outputs"] = encoded
-                del named["input_ids"]
-            with quietly():
-                out = model(**named, use_cache=True, **{name: store})
-            store = getattr(out, name, None)
-            if feed.source is not None and encoded is None:
-                encoded = (out.encoder_last_hidden_state,)
-            outs.append(out.logits)
-            start = end
-        return torch.cat(outs, 1)
-
-    return run
-
-
-def _generated(model: Any) -> Cached:
-    """What `generate` computes while it is made to write the given ids: the logits before each."""
-
-    def run(feed: Feed, pieces: Sequence[int]) -> Tensor:
-        first, ids = pieces[0], feed.ids
-        rest = ids.shape[1] - first
-
-        def forced(row: int, written: Tensor) -> list[int]:
-            at = min(len(written), ids.shape[1] - 1)
-            return [int(ids[row, at])]
-
-        named: dict[str, Any] = {"input_ids": ids[:, :first], "attention_mask": feed.mask}
-        if feed.mask is not None:
-            named["attention_mask"] = feed.mask[:, :first]
-        if feed.source is not None:
-            named = {"input_ids": feed.source, "attention_mask": feed.source_mask, "decoder_input_ids": ids[:, :first]}
-        with quietly(), _endless(model):
-            out = model.generate(
-                **{key: value for key, value in named.items() if value is not None},
-                max_new_tokens=rest + 1,
-                do_sample=False,
-                num_beams=1,
-                prefix_allowed_tokens_fn=forced,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
-        return torch.stack(out.logits, 1)
-
-    return run
-
-
-@contextmanager
-def _endless(model: Any) -> Iterator[None]:
-    """No token ends a text, and none is forced."""
-    keys = ("eos_token_id", "forced_eos_token_id", "forced_bos_token_id", "bad_words_ids", "max_length")
-    before = {key: getattr(model.generation_config, key, None) for key in keys}
-    for key in keys:
-        setattr(model.generation_config, key, None)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            setattr(model.generation_config, key, value)
+    return "labels" in arguments(model) and head is not None and head.weight.shape[0] >= said.vocab_size
 
 
 def _loss(model: Any) -> Loss:
     def loss(feed: Feed, labels: Tensor, items: int | None = None) -> Tensor:
-        named = _given(model, feed)
+        named = given(model, feed)
         named.pop("decoder_input_ids", None)
         count = {} if items is None else {"num_items_in_batch": items}
         with quietly():
@@ -306,7 +135,7 @@ def _loss(model: Any) -> Loss:
 def _counts(model: Any) -> bool:
     """Whether the library's own trainer hands it the number of tokens: it has open arguments."""
     stated = getattr(model, "accepts_loss_kwargs", None)
-    kinds = [p.kind for p in _arguments(model).values()]
+    kinds = [p.kind for p in arguments(model).values()]
     return inspect.Parameter.VAR_KEYWORD in kinds if stated is None else bool(stated)
 
 

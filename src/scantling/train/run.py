@@ -29,7 +29,15 @@ from scantling.train.evaluation import evaluate, samples
 from scantling.train.forward import Inputs, forward, inputs
 from scantling.train.lora import Adapters
 from scantling.train.signals import Stop
-from scantling.train.speed import CONVENTION, Peak, counted_flops, memory_bytes, training_flops
+from scantling.train.speed import (
+    CONVENTION,
+    MEMORY_CONVENTION,
+    Peak,
+    counted_flops,
+    forget_peak,
+    memory_bytes,
+    training_flops,
+)
 from scantling.train.step import Outcome, Stepper
 from scantling.train.watch import Watcher
 
@@ -79,6 +87,9 @@ class Run:
     seconds_here: float = 0.0
     flops_here: int = 0
     base_memory: int | None = None
+    net_bytes: int = 0
+    predicted_memory: int | None = None
+    most_memory: int | None = None
     saved_step: int | None = None
     last_batch: Inputs | None = None
 
@@ -207,6 +218,7 @@ class Run:
         )
         for text in texts:
             self.tell("sample", text=text)
+        forget_peak(self.lm.device)
         return score
 
     def _look(self) -> tuple[Score, list[str]]:
@@ -223,6 +235,7 @@ class Run:
         )
         self.saved_step = self.progress.step
         self.tell("saved", folder=str(folder))
+        forget_peak(self.lm.device)
         return folder
 
     def _write(self, folder: Path) -> None:
@@ -257,7 +270,6 @@ class Run:
             watcher.record({"kind": kind, "step": self.progress.step, **values})
 
     def _tell_step(self, outcome: Outcome, factor: float, seconds: float) -> None:
-        used = memory_bytes(self.lm.device)
         self.tell(
             "step",
             loss=outcome.loss,
@@ -269,7 +281,8 @@ class Run:
             tokens_per_second=self.rate,
             mfu=self.mfu,
             remaining_seconds=(self.training.steps - self.progress.step) * self._mean_seconds,
-            memory_bytes=None if used is None or self.base_memory is None else used - self.base_memory,
+            memory_bytes=self._marked_memory(),
+            memory_predicted=self.predicted_memory,
             norms=outcome.norms,
             **({"fault": outcome.fault} if outcome.fault else {}),
             **({"routers": _routers(outcome)} if outcome.routing else {}),
@@ -287,7 +300,6 @@ class Run:
 
         counted = counted_flops(once)
         self.stepper.optimizers.clear()
-        used = memory_bytes(self.lm.device)
         self.tell(
             "account",
             flops_predicted=training_flops(self.lm.parts, batch),
@@ -298,8 +310,20 @@ class Run:
             peak=self.peak.flops,
             peak_source=self.peak.source,
             mfu=self.mfu,
-            memory_measured=None if used is None or self.base_memory is None else used - self.base_memory,
+            memory_predicted=self.predicted_memory,
+            memory_measured=self.most_memory,
+            memory_convention=MEMORY_CONVENTION,
         )
+
+    def _marked_memory(self) -> int | None:
+        """The most that updates held so far, the net included; None where the system does not tell.
+
+        Looks at held-out text and checkpoints are not counted: they let the mark begin anew.
+        """
+        used = memory_bytes(self.lm.device)
+        if used is not None and self.base_memory is not None:
+            self.most_memory = max(self.most_memory or 0, used - self.base_memory + self.net_bytes)
+        return self.most_memory
 
     @property
     def _mean_seconds(self) -> float:

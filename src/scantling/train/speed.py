@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 
+from scantling.cards.training import Training
+from scantling.numbers import training as training_account
 from scantling.numbers.flops import flops
 from scantling.numbers.hardware import arithmetic, devices
+from scantling.numbers.peak import training_peak
 from scantling.parts.part import Shape, Workload
 from scantling.parts.transformer import Transformer
 from scantling.train.forward import Inputs
@@ -91,6 +94,40 @@ def counted_flops(run: Callable[[], None]) -> int:
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=known) as counter:
         run()
     return int(counter.get_total_flops())
+
+
+MEMORY_CONVENTION = (
+    "the highest of an update, states included; measured as the growth of the process, with what torch loads at the "
+    "first update (on a GPU of torch's allocations), and the net"
+)
+
+
+def predicted_memory(parts: Transformer, training: Training, tokens: int) -> int | None:
+    """The highest that a step over a full micro-batch stands, by the account of `numbers`; None with adapters."""
+    if training.lora is not None:
+        return None
+    recipe = training_account.Recipe(
+        training.precision,
+        training.optimizer.kind,
+        "chunked",
+        micro_batches=training.accumulation,
+        main_gradients=training.precision == "bf16-master",
+    )
+    w = Workload(training.batch, tokens, training=True, recompute=training.recompute)
+    lines = training_account.training_memory(parts, w, recipe)
+    return max(training_peak(parts, w, recipe, lines).values())
+
+
+def forget_peak(device: torch.device) -> None:
+    """Let the highest mark of memory begin anew, where the system allows it."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+            file.write("5")
+    except OSError:
+        return
 
 
 def memory_bytes(device: torch.device) -> int | None:

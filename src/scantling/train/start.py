@@ -21,7 +21,7 @@ from scantling.train.optim import Optimizers, groups
 from scantling.train.ranks import Ranks
 from scantling.train.run import Run, Summary
 from scantling.train.signals import stopping
-from scantling.train.speed import memory_now, peak
+from scantling.train.speed import forget_peak, memory_now, peak, predicted_memory
 from scantling.train.step import WINDOW, Guard, Stepper
 from scantling.train.watch import Watcher
 
@@ -59,6 +59,9 @@ def begin(
     ema = None if training.ema is None else Ema(weights, training.ema)
     computing = torch.bfloat16 if training.precision != "fp32" else torch.float32
     run = Run(lm, corpus, training, out, watchers, stepper, ema, adapters, peak(lm.device, computing))
+    run.net_bytes = sum(weight.nbytes for weight in (*lm.net.parameters(), *lm.net.buffers()))
+    run.predicted_memory = predicted_memory(lm.parts, training, max(n for _, n in settings.rows_of(lm.card, training)))
+    forget_peak(lm.device)
     run.base_memory = memory_now(lm.device)
     run._rows()
     settings.schedule_of(training)

@@ -52,7 +52,8 @@ def probe(subject: Subject, effort: Effort) -> list[Finding]:
             longer = draw.length(subject, effort, min(160, effort.longest))
             if longer > tokens:
                 found.append(ask(subject, _cuts(where, pick, effort.seed), longer, fewest=8))
-            found += _by_gradient(subject, where, pick, tokens, effort.seed)
+            if where not in subject.can.modes:
+                found += _by_gradient(subject, where, pick, tokens, effort.seed)
     return found
 
 

@@ -25,6 +25,9 @@ COUNTED = (
 COUNTED += "real token"
 
 
+FIRST = "its answer is read from the first column, as classifiers with a first token do: pad rows on the right"
+
+
 def probe(subject: Subject, effort: Effort) -> list[Finding]:
     """The same row alone and with padding to its right or left; other ids in the padding; gradients beside padding."""
     if "mask" not in subject.can.takes:
@@ -34,12 +37,28 @@ def probe(subject: Subject, effort: Effort) -> list[Finding]:
     found = [ask(subject, beside("padding on the right", 0, PADS, False, effort.seed), tokens)]
     if numbered:
         found.append(ask(subject, beside("padding on the left, with positions", PADS, 0, True, effort.seed), tokens))
-    content = ask(subject, _content(numbered, effort.seed), tokens)
+    content = ask(subject, _content(numbered, effort.seed, PADS - 2), tokens)
     found.append(content)
     bare = ask(subject, beside("padding on the left", PADS, 0, False, effort.seed), tokens)
     found.append(_explained(subject, bare, found, content))
-    found += _gradients(subject, tokens, effort.seed)
-    return found
+    if not subject.facts.per_token:
+        found = _by_row(subject, found, tokens, numbered, effort.seed)
+    return found + _gradients(subject, tokens, effort.seed)
+
+
+def _by_row(subject: Subject, found: list[Finding], tokens: int, numbered: bool, seed: int) -> list[Finding]:
+    """Of a head that gives one answer per row: what padding on the left moves is by design if it reads the first column
+    and padding on the right moves nothing."""
+    content = ask(subject, _content(numbered, seed, 0), tokens)
+    right, *left = found
+    if Verdict.DEFECT in (right.verdict, content.verdict):
+        return [right, content, *left]
+    designed = [
+        replace(f, verdict=Verdict.BY_DESIGN, message=FIRST, smallest=None) if f.verdict is Verdict.DEFECT else f
+        for f in left
+        if "crash" not in f.data
+    ]
+    return [right, content, *designed, *(f for f in left if "crash" in f.data)]
 
 
 def beside(where: str, left: int, right: int, numbered: bool, seed: int) -> Question:
@@ -69,21 +88,22 @@ def beside(where: str, left: int, right: int, numbered: bool, seed: int) -> Ques
     )
 
 
-def _content(numbered: bool, seed: int) -> Question:
-    """Other ids where the mask says padding."""
+def _content(numbered: bool, seed: int, left: int) -> Question:
+    """Other ids where the mask says padding: two on the right, and so many on the left."""
 
     def measure(subject: Subject, tokens: int) -> tuple[Tensor, Tensor, Shown]:
         ids = draw.ids(subject.facts, 1, tokens, seed)
-        whole, mask = draw.pad(subject.facts, ids, PADS - 2, 2)
+        whole, mask = draw.pad(subject.facts, ids, left, 2)
         positions = draw.counted(mask) if numbered else None
         instead = torch.where(mask.bool(), whole, draw.other(subject.facts, whole))
         a = subject.run(draw.feed(subject, whole, mask=mask, positions=positions))
         b = subject.run(draw.feed(subject, instead, mask=mask, positions=positions))
         if a.shape[1] == whole.shape[1]:
-            a, b = a[:, PADS - 2 : -2], b[:, PADS - 2 : -2]
+            a, b = a[:, left:-2], b[:, left:-2]
         return a, b, {"ids": listed(whole), "instead": listed(instead), "attention_mask": listed(mask)}
 
-    return Question(NAME, "other ids in the padding", measure, "real tokens read what stands in the padding", GOOD)
+    where = "other ids in the padding" + (" on the right" if left == 0 else "")
+    return Question(NAME, where, measure, "real tokens read what stands in the padding", GOOD)
 
 
 def _explained(subject: Subject, bare: Finding, before: list[Finding], content: Finding) -> Finding:

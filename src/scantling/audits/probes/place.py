@@ -98,7 +98,7 @@ def _needle(subject: Subject, sample: Tensor, effort: Effort) -> Finding:
     if not lost:
         return Finding(NAME, Verdict.CLEAN, "a needle is found in every place", min(gains), where, "nats", data=data)
     far = span(subject.facts)
-    if far is not None and all(tokens - int(p * (tokens - 2)) > far for p in lost):
+    if far is not None and all(tokens - 2 - int(p * (tokens - 4)) > far for p in lost):
         text = f"its windows reach {far} tokens back through all layers"
         return Finding(NAME, Verdict.BY_DESIGN, text, min(gains), where, "nats", data=data)
     text = f"a needle is lost at {', '.join(f'{100 * p:.0f} %' for p in lost)} of the row and found elsewhere"
@@ -112,7 +112,8 @@ def _gains(subject: Subject, hay: Tensor, which: int) -> list[float]:
     rows = [torch.cat([hay[0], torch.tensor([key])])]
     for place in PLACES:
         row = rows[0].clone()
-        at = int(place * (tokens - 2))
+        # The first token of a row serves many models as a place to attend to where nothing fits.
+        at = 2 + int(place * (tokens - 4))
         row[at : at + 2] = torch.tensor([key, value])
         rows.append(row)
     with torch.no_grad():

@@ -146,6 +146,8 @@ def _later(offset: str) -> str:
 
 def _trained(subject: Subject, ids: Tensor) -> Finding:
     """Which offset has the least loss on real text."""
+    if subject.facts.family != "decoder":
+        return Finding(NAME, Verdict.NOT_APPLICABLE, "only a decoder predicts its text", where="on text")
     with torch.no_grad():
         logits = subject.run(draw.feed(subject, ids)).double().cpu()
     ids = ids.cpu()
@@ -155,10 +157,7 @@ def _trained(subject: Subject, ids: Tensor) -> Finding:
     if losses[first] > math.log(subject.facts.vocab_size) - 0.5 or losses[second] - losses[first] < CLEAR:
         text = "no offset has a clearly smaller loss: it is not trained on such text"
         return Finding(NAME, Verdict.NOT_APPLICABLE, text, where="on text", data=data)
-    wanted_offset = right(subject.facts)
-    if subject.facts.family != "decoder":
-        return Finding(NAME, Verdict.NOT_APPLICABLE, "only a decoder predicts its text", where="on text", data=data)
-    if first == wanted_offset:
+    if first == right(subject.facts):
         text = f"the loss is least {_later(str(first))}"
         return Finding(NAME, Verdict.CLEAN, text, losses[first], "on text", "nats", data=data)
     why = {0: "it repeats its input: it was trained on labels that were not shifted"}.get(
