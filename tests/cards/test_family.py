@@ -108,3 +108,14 @@ def test_bad_positions_and_rows_of_padding_get_one_sentence() -> None:
     with pytest.raises(sc.ScantlingInputError, match="a row is padding only"):
         mean.logits([[1, 2], [3, 4]], [[0, 0], [1, 1]])
     assert not bool(mean.logits([[1, 2], [3, 4]], [[0, 1], [1, 1]]).isnan().any())
+
+
+def test_a_stack_without_layers_may_have_sections_of_its_own() -> None:
+    """They are without effect, as those of a card without layers are."""
+    from tests.test_laws import BASE
+
+    side = {"n_layers": 0, "mlp": {"kind": "plain", "act": "relu", "d_ff": 8}}
+    changes = {"family": "encoder-decoder", "encoder": side, "pattern": [{}, {"position": {"kind": "none"}}]}
+    model = sc.assemble(from_dict({**BASE, **changes}, "card"))
+    assert model.encoder is not None
+    assert len(model.encoder.blocks) == 0

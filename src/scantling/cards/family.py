@@ -103,10 +103,11 @@ def check(card: Card, refuse: Refuse) -> None:
 def _overruled(card: Card, refuse: Refuse) -> None:
     """Refuse a section of a side without effect: the pattern, which both stacks follow, says it for all layers."""
     unit = [layer for layer in card.pattern for _ in range(layer.times)]
-    for side, layers in _layers(card).items():
+    for side, n_layers in _layers(card).items():
+        layers = unit[:n_layers]
         for key in ("attention", "mlp"):
             given = getattr(getattr(card, side), key, None)
-            if given is not None and unit and all(getattr(layer, key) is not None for layer in unit[:layers]):
+            if given is not None and layers and all(getattr(layer, key) is not None for layer in layers):
                 refuse(card, f"{side}.{key}", "a section", f"the pattern has {key} of its own for every layer")
 
 

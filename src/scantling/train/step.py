@@ -96,7 +96,9 @@ class Stepper:
         routing: dict[str, Routing] = {}
         for i, batch in enumerate(batches):
             torch.manual_seed(dropout_seed(self.seed, step, self.ranks.rank, i))
-            result = forward(self.compiled or self.lm.net, self.lm.parts, batch, count, self.how)
+            # A compiled module has no truth value of its own.
+            net = self.lm.net if self.compiled is None else self.compiled
+            result = forward(net, self.lm.parts, batch, count, self.how)
             result.objective.backward()  # type: ignore[no-untyped-call]
             self.optimizers.gather()
             nll, objective = nll + float(result.nll), objective + float(result.objective.detach())
