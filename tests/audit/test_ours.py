@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from tests.cards.strategies import any_cards
 from tests.cases.small import GPT2, LLAMA, built, card
 from tests.conftest import GOLDEN
 
 import scantling as sc
-from scantling.audits import Report, Verdict, examine
+from scantling.audits import Effort, Report, Verdict, examine
+from scantling.cards.read import from_dict
 from scantling.subjects.named import beside
 from scantling.subjects.ours import ours
 
@@ -45,6 +49,21 @@ def test_no_recorded_model_has_a_defect(name: str) -> None:
         assert [f.verdict for f in report.of("window") if f.unit == "keys"] == [Verdict.CLEAN]
     if name == "t5":
         assert {f.verdict for f in report.of("source")} <= {Verdict.CLEAN, Verdict.ROUNDING}
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@given(any_cards())
+def test_no_sampled_card_has_a_defect(drawn: dict[str, Any]) -> None:
+    # Narrower streams are all alike after a norm.
+    assume(drawn["d_model"] >= 6)
+    asked = {**drawn, "context": max(drawn["context"], 32), "vocab_size": max(drawn["vocab_size"], 9)}
+    lm = sc.new(from_dict(asked, "sampled"))
+    with torch.no_grad():
+        for weight in lm.net.parameters():
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)) * 0.2)
+    report = examine(ours(lm), effort=Effort(tokens=9, longest=20))
+    assert [(f.probe, f.where, f.message) for f in report.defects] == []
 
 
 @pytest.mark.parametrize(("base", "changes"), [(GPT2, {}), (LLAMA, {"attention": {"window": 5}}), (LLAMA, {})])

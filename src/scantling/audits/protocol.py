@@ -66,6 +66,7 @@ class Facts:
         position: how order enters.
         windows: per layer, how many keys back a query reads, its own included; None for all; an encoder reads as
             far ahead.
+        sparse: layers read chosen positions only (chunks, strides).
         context: longest row.
         trained_length: longest row that it was trained on.
         switch: rows longer than this get other positions (dynamic NTK, LongRoPE), by design.
@@ -83,6 +84,7 @@ class Facts:
     family: Family = "decoder"
     position: Position | None = None
     windows: tuple[int | None, ...] | None = None
+    sparse: bool = False
     context: int | None = None
     trained_length: int | None = None
     switch: int | None = None

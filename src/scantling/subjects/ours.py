@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from scantling.audits import Abilities, Facts, Feed, Subject
-from scantling.audits.protocol import Cached, Change, Loss, Run
+from scantling.audits.protocol import ABSOLUTE, Cached, Change, Loss, Position, Run
 from scantling.cards import Card
 from scantling.cards.rules import position_limit
 from scantling.errors import need
@@ -29,6 +29,7 @@ from scantling.tensor.cache import Cache
 from scantling.tensor.context import Context
 from scantling.train.forward import How, Inputs, forward
 from scantling.train.loss import IGNORED
+from scantling.visibility import Visibility
 
 KERNELS = ("fused", "reference")
 
@@ -72,8 +73,9 @@ def facts(lm: Model) -> Facts:
     return Facts(
         vocab_size=card.vocab_size,
         family=card.family,
-        position=str(position.__struct_config__.tag),  # type: ignore[arg-type]
+        position=_position(card),
         windows=_windows(lm),
+        sparse=_sparse(lm),
         context=position_limit(card),
         trained_length=trained or card.context,
         switch=trained if stretched else None,
@@ -86,25 +88,39 @@ def facts(lm: Model) -> Facts:
     )
 
 
+def _position(card: Card) -> Position:
+    """What kind of positions acts: those of attention do not where there are no layers."""
+    kind: Any = card.position.__struct_config__.tag
+    return kind if kind in ABSOLUTE or card.n_layers else "none"
+
+
 def _per_token(lm: Model) -> bool:
     return lm.card.head.kind in ("lm", "tokens", "replaced", "none")
 
 
+SHOWS = 0.05
+"""Probability of dropout from which a pass of some dozen vectors cannot but show it."""
+
+
 def _drops(card: Card) -> bool:
-    return any((card.dropout.embedding, card.dropout.attention, card.dropout.residual))
+    inner = max(card.dropout.attention, card.dropout.residual) if card.n_layers else 0.0
+    return max(card.dropout.embedding, inner) >= SHOWS
+
+
+def _seen(lm: Model) -> list[Visibility]:
+    """What each layer of the stack that is asked reads."""
+    stack = lm.parts.decoder or lm.parts.encoder
+    assert stack is not None
+    return [next(p.visibility for _, p, _ in block.walk() if hasattr(p, "visibility")) for block in stack.blocks]
+
+
+def _sparse(lm: Model) -> bool:
+    return any(seen.chunk is not None or seen.stride is not None for seen in _seen(lm))
 
 
 def _windows(lm: Model) -> tuple[int | None, ...] | None:
-    """Per layer of the stack that is asked; None where a layer reads otherwise than all or a window."""
-    stack = lm.parts.decoder or lm.parts.encoder
-    assert stack is not None
-    found = []
-    for block in stack.blocks:
-        seen = next(part.visibility for _, part, _ in block.walk() if hasattr(part, "visibility"))
-        if seen.chunk is not None or seen.stride is not None or seen.prefix:
-            return None
-        found.append(seen.window)
-    return tuple(found)
+    """Per layer; None where a layer reads otherwise than all or a window."""
+    return None if _sparse(lm) else tuple(seen.window for seen in _seen(lm))
 
 
 def _context(lm: Model, feed: Feed, kernel: str, **more: Any) -> Context:

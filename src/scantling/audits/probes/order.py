@@ -14,6 +14,8 @@ from scantling.audits.protocol import Subject
 from scantling.audits.registry import Plant, Probe
 
 NAME = "order"
+IN_ATTENTION = ("none", "rope", "alibi", "relative")
+"""Positions that act, if at all, where tokens read each other."""
 LOST = "the order of tokens does not reach the output: a reordered row gives the reordered logits"
 
 
@@ -39,8 +41,8 @@ def probe(subject: Subject, effort: Effort) -> list[Finding]:
     if not alike:
         via = "its causal mask" if facts.position == "none" else "its positions or its mask"
         return [Finding(NAME, Verdict.CLEAN, f"the order of tokens reaches the output, through {via}", found.size)]
-    if facts.position == "none" and _alone(subject, tokens, effort.seed):
-        text = "no token reads another and it has no positions: a row is a bag of words"
+    if facts.position in IN_ATTENTION and _alone(subject, tokens, effort.seed):
+        text = "no token reads another and no position is added: a row is a bag of words"
         return [Finding(NAME, Verdict.BY_DESIGN, text, found.size)]
     return [Finding(NAME, Verdict.DEFECT, LOST, found.size, "the whole row reordered", smallest=shown)]
 

@@ -50,7 +50,10 @@ def _reaches(subject: Subject, tokens: int, seed: int) -> Finding:
     far = span(subject.facts)
     where = f"{tokens} tokens"
     rows = reach(wide(subject), wide(subject).run, draw.feed(subject, ids))
-    seen = _by_bits(subject, ids) if rows is None else [bool(x) for x in (rows[-1] > 0).tolist()]
+    seen = [False] * tokens if rows is None else [bool(x) for x in (rows[-1] > 0).tolist()]
+    if not all(seen):
+        # A clamp has no gradient, and a token passes it all the same.
+        seen = [a or b for a, b in zip(seen, _by_bits(wide(subject), ids), strict=True)]
     lost = [i for i in range(tokens) if not seen[i]]
     within = [i for i in lost if far is None or i >= tokens - far]
     data = {"reached": "".join("x" if x else "." for x in seen)}
@@ -58,6 +61,9 @@ def _reaches(subject: Subject, tokens: int, seed: int) -> Finding:
         return Finding(NAME, Verdict.CLEAN, "every token reaches the last logits", 0.0, where, "tokens", data=data)
     if not within:
         text = f"its windows reach {far} tokens back through all layers; what is further is not read"
+        return Finding(NAME, Verdict.BY_DESIGN, text, float(len(lost)), where, "tokens", data=data)
+    if subject.facts.sparse:
+        text = "its layers read chosen positions only, as it says"
         return Finding(NAME, Verdict.BY_DESIGN, text, float(len(lost)), where, "tokens", data=data)
     if len(lost) == tokens - 1:
         text = "no token reads another"
@@ -153,6 +159,10 @@ def finder(reads: Callable[[int, int], bool], name: str, tokens: int = 64, **fac
     return Subject(name, run, Facts(97, **facts), can)  # type: ignore[arg-type]
 
 
+def _sparse() -> Subject:
+    return planted(window=9).without(windows=None, sparse=True)
+
+
 PROBE = Probe(
     NAME,
     "whether tokens at the start, in the middle and at the end of a row are used",
@@ -171,6 +181,7 @@ PROBE = Probe(
             False,
             Verdict.BY_DESIGN,
         ),
+        Plant("chosen positions only, as it says", _sparse, False, Verdict.BY_DESIGN),
         Plant("ALiBi", lambda: planted(position="alibi"), False, Verdict.CLEAN),
     ),
 )

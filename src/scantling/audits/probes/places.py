@@ -8,6 +8,7 @@ from scantling.audits import draw
 from scantling.audits.ask import could_not, listed, not_applicable
 from scantling.audits.draw import Effort
 from scantling.audits.finding import Finding, Verdict
+from scantling.audits.judge import unit_of
 from scantling.audits.planted_subject import planted
 from scantling.audits.protocol import Subject
 from scantling.audits.registry import Plant, Probe
@@ -17,6 +18,9 @@ NAME = "places"
 PAIRS = (7, 63, 127, 128, 255, 256, 257, 511, 512, 1023, 1024, 2047, 2048, 4095)
 """Positions whose successor is asked: bfloat16 holds whole numbers up to 256, float16 up to 2,048."""
 DTYPES = ("bfloat16", "float16")
+SEEN = 32.0
+"""Roundings that a step from one position to the next must move the logits by in full precision to be asked of a dtype.
+"""
 
 
 def probe(subject: Subject, effort: Effort) -> list[Finding]:
@@ -31,33 +35,32 @@ def probe(subject: Subject, effort: Effort) -> list[Finding]:
         return [not_applicable(NAME, "it has too few positions")]
     full = cast(subject, "float32") or subject
     ids = draw.ids(subject.facts, 1, 6, effort.seed)
-    same = _collisions(full, ids, pairs)
-    if len(same) == len(pairs):
+    steps = {p: _step(full, ids, p) for p in pairs}
+    if not any(steps.values()):
         return [not_applicable(NAME, "positions that are given do not move the logits, in full precision either")]
-    found = [_finding("float32", same, ids)]
+    found = [_finding("float32", [p for p, step in steps.items() if step == 0], ids)]
     for dtype in DTYPES:
         narrow = cast(subject, dtype)
         if narrow is None:
             found.append(could_not(NAME, "it cannot be cast", dtype))
-        else:
-            found.append(_finding(dtype, _collisions(narrow, ids, pairs), ids))
+            continue
+        # What full precision moves by less than the dtype's own rounding may be lost in it.
+        asked = [p for p, step in steps.items() if step > SEEN * unit_of(dtype)]
+        found.append(_finding(dtype, [p for p in asked if _step(narrow, ids, p) == 0], ids))
     return found
 
 
-def _collisions(subject: Subject, ids: torch.Tensor, pairs: list[int]) -> list[int]:
-    """Those p that have the logits of p + 1, bit by bit."""
-    same = []
+def _step(subject: Subject, ids: torch.Tensor, p: int) -> float:
+    """How far the last token's logits move from position p to p + 1, over the largest of them."""
+    # Stated as real tokens, so that a jump in the positions is not taken for another document.
+    mask, rows = torch.ones_like(ids), []
     with torch.no_grad():
-        # Stated as real tokens, so that a jump in the positions is not taken for another document.
-        mask = torch.ones_like(ids)
-        for p in pairs:
-            rows = []
-            for last in (p, p + 1):
-                positions = torch.tensor([[0, 1, 2, 3, 4, last]])
-                rows.append(subject.run(draw.feed(subject, ids, positions=positions, mask=mask))[:, -1])
-            if torch.equal(*rows) or bool((rows[0].isnan() & rows[1].isnan()).all()):
-                same.append(p)
-    return same
+        for last in (p, p + 1):
+            positions = torch.tensor([[0, 1, 2, 3, 4, last]])
+            rows.append(subject.run(draw.feed(subject, ids, positions=positions, mask=mask))[:, -1].double())
+    if not bool(rows[0].isfinite().all() and rows[1].isfinite().all()):
+        return 0.0 if bool((rows[0].isnan() & rows[1].isnan()).all()) else float("inf")
+    return float((rows[0] - rows[1]).abs().max() / rows[0].abs().max().clamp(min=1e-300))
 
 
 def _finding(dtype: str, same: list[int], ids: torch.Tensor) -> Finding:

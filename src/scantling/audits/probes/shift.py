@@ -102,8 +102,13 @@ def _offset(
         return "unmatched"
     given = logits.logsumexp(-1) - logits[..., int(labels[place])]
     apart, most = (given - value).abs(), CLOSE * max(1.0, value)
-    if float(apart[place[0]].min()) <= most:
-        return str(place[1] - int(apart[place[0]].argmin()))
+    row, at = apart[place[0]], place[1]
+    wanted = at - right(subject.facts)
+    # Where a token stands twice, two positions may have the same logits.
+    if wanted >= 0 and float(row[wanted]) <= most:
+        return str(at - wanted)
+    if float(row.min()) <= most:
+        return str(at - int(row.argmin()))
     return "another row" if float(apart.min()) <= most else "unmatched"
 
 
