@@ -77,7 +77,7 @@ def gap(subject: Subject, measure: Measure, positions: int = 0) -> Gap:
     with torch.no_grad():
         a, b = measure(subject)
         largest, at = _worst(a, b)
-        spread = _spread(a)
+        spread = spread_of(a)
         if largest == 0:
             return Gap(0.0, 0.0, at, False, "equal bit by bit")
         if not math.isfinite(largest):
@@ -166,10 +166,11 @@ def _worst(a: Tensor, b: Tensor) -> tuple[float, tuple[int, ...]]:
 
 def worst(a: Tensor, b: Tensor) -> tuple[float, float]:
     """The largest difference, and the standard deviation of the first."""
-    return _worst(a, b)[0], _spread(a)
+    return _worst(a, b)[0], spread_of(a)
 
 
-def _spread(a: Tensor) -> float:
+def spread_of(a: Tensor) -> float:
+    """The standard deviation of the logits; 1 where there is none."""
     finite = a[a.isfinite()]
     spread = float(finite.double().std()) if finite.numel() > 1 else 0.0
     return spread if spread > 0 else 1.0

@@ -13,7 +13,7 @@ from scantling.audits import draw
 from scantling.audits.ask import REFUSALS, could_not
 from scantling.audits.draw import Effort
 from scantling.audits.finding import Finding, Verdict
-from scantling.audits.judge import unit_of
+from scantling.audits.judge import spread_of, unit_of
 from scantling.audits.planted import Tiny
 from scantling.audits.planted_subject import planted
 from scantling.audits.protocol import Subject
@@ -84,7 +84,7 @@ def probe(subject: Subject, effort: Effort) -> list[Finding]:
 
 def drift(reference: Tensor, out: Tensor) -> Drift:
     """How far `out` is from `reference`, both (1, T, V)."""
-    spread = float(reference.double().std()) or 1.0
+    spread = spread_of(reference)
     return Drift((out.double() - reference.double()).square().mean(-1).sqrt()[0].cpu() / spread)
 
 

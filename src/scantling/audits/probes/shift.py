@@ -96,7 +96,7 @@ def _offset(
         value = float(loss(labels))
     except REFUSALS:
         return "unscored"
-    if not math.isfinite(value) or value == 0:
+    if not math.isfinite(value):
         return "unscored"
     if logits.shape[-1] < subject.facts.vocab_size:
         return "unmatched"
@@ -107,6 +107,9 @@ def _offset(
     # Where a token stands twice, two positions may have the same logits.
     if wanted >= 0 and float(row[wanted]) <= most:
         return str(at - wanted)
+    if value == 0:
+        # Nothing was summed; a label that is certain is caught above.
+        return "unscored"
     if float(row.min()) <= most:
         return str(at - int(row.argmin()))
     return "another row" if float(apart.min()) <= most else "unmatched"
