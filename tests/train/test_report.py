@@ -83,12 +83,14 @@ def test_tensorboard_reads_the_numbers(tmp_path: Path) -> None:
 
 def test_a_full_disk_ends_tensorboard_and_not_the_run(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    board = TensorBoard(tmp_path)
+    board, calls = TensorBoard(tmp_path), list[Any]()
 
-    def full(*_: Any) -> None:
+    def full(*given: Any) -> None:
+        calls.append(given)
         raise OSError(28, "No space left on device")
 
     board._writer.add_scalar = full
     board.record({"kind": "step", "step": 1, "loss": 1.0})
     board.record({"kind": "step", "step": 2, "loss": 1.0})
     board.close()
+    assert calls == [("step/loss", 1.0, 1)]
