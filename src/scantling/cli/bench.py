@@ -1,0 +1,166 @@
+"""`scantling bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from scantling.assembly import assemble
+from scantling.checkpoint.find import card_of, default_model, find
+from scantling.cli import bench_view, show
+from scantling.errors import ScantlingInputError, nearest, need
+from scantling.units import weights_dtype
+
+if TYPE_CHECKING:
+    from scantling.benches.contest import Subject
+    from scantling.benches.plan import Contender, Load
+
+MOST = 2**20
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--engine", "engines", metavar="E,...", help="torch, packed, packed-int8. [default: all that can]")
+@click.option("--dtype", "dtypes", metavar="D,...", help="Of torch's weights. [default: float32,bfloat16]")
+@click.option("--width", default="stored", show_default=True, help="Of packed matrices: stored, f32, bf16, q8_0, ...")
+@click.option("--cache", "caches", default="full", show_default=True, metavar="C,...", help="full, ring, int8, paged, ...")
+@click.option("--batch", "batches", default="1", show_default=True, metavar="B,...", help="Rows.")
+@click.option("--prompt", "lengths", default="128,512", show_default=True, metavar="T,...", help="Tokens of a row's prompt.")
+@click.option("--tokens", type=click.IntRange(1, MOST), default=32, show_default=True, help="Steps after the first token.")
+@click.option("--rounds", type=click.IntRange(1, 1000), default=3, show_default=True, help="Interleaved, after one to warm up.")
+@click.option("--against", default="", metavar="P,...", help="transformers, llama.cpp: the same weights, where installed.")
+@click.option("--png", type=click.Path(path_type=Path), metavar="FILE", help="Draw the rates.")
+@show.revision_option
+@show.json_option
+def command(model: str | None, **given: Any) -> None:
+    """Measure prefill and decode of MODEL apart, beside what its parts predict and what this machine reaches.
+
+    Every contender has a process of its own and runs once per round; a table shows medians and spreads. A card without
+    weights gets initial ones. Of an encoder, texts per second are measured. Without MODEL: SmolLM2-135M-Instruct.
+    """
+    png = given["png"]
+    if png is not None and (png.suffix != ".png" or not png.parent.is_dir()):
+        raise ScantlingInputError(f"--png is {str(png)!r}; a .png file in a folder that exists is needed")
+    need("torch", "measure models")
+    if png is not None:
+        need("matplotlib", "draw pictures")
+    from scantling.benches.contest import contest
+
+    subject = _subject(model, given["revision"], given["width"])
+    who, missing = contenders(subject, given)
+    with bench_view.Progress() as progress:
+        found = contest(subject, who, loads(subject, given), given["rounds"], progress.say)
+    found.missing[:0] = missing
+    for line in found.missing:
+        click.echo(f"note: {line}", err=True)
+    if not found.rows:
+        raise ScantlingInputError("nothing was measured: " + "; ".join(found.missing))
+    if png is not None:
+        bench_view.draw(found, png)
+        click.echo(f"drawn to {png}", err=True)
+    if given["as_json"]:
+        show.emit(bench_view.data(subject, found, given["rounds"]))
+    else:
+        bench_view.tables(subject, found, given["rounds"])
+
+
+def _subject(model: str | None, revision: str | None, width: str) -> Subject:
+    from scantling.benches.contest import Subject
+    from scantling.native.weights import WIDTHS
+
+    if width not in WIDTHS:
+        raise ScantlingInputError(f"--width is {width!r}; use one of {', '.join(WIDTHS)}{nearest(width, WIDTHS)}")
+    name = str(default_model()) if model is None else model
+    found, card = find(name, revision=revision), card_of(name, revision=revision)
+    return Subject(
+        name,
+        assemble(card),
+        card.family,
+        card.vocab_size,
+        initial=found.kind in ("preset", "card"),
+        stored=found.path.resolve() if found.kind == "gguf" else None,
+        revision=revision,
+        width=width,
+    )
+
+
+def contenders(subject: Subject, given: dict[str, Any]) -> tuple[list[Contender], list[str]]:
+    """Who runs; and of the engines that nobody asked for, why one does not.
+
+    Raises:
+        ScantlingInputError: no such engine, dtype or peer, or an engine that was asked for and cannot run.
+    """
+    from scantling.benches.plan import ENGINES, PEERS, Contender
+    from scantling.native.program import outline
+
+    asked = given["engines"]
+    engines = _known(asked, "--engine", ENGINES) if asked else list(ENGINES)
+    dtypes = [weights_dtype(name) for name in _list(given["dtypes"] or "float32,bfloat16", "--dtype")]
+    why, missing = outline(subject.parts), list[str]()
+    if isinstance(why, str) and (packed := [name for name in engines if name != "torch"]):
+        text = f"{' and '.join(packed)}: the compiled pass does not know this model: {why}"
+        if asked:
+            raise ScantlingInputError(text)
+        missing.append(text)
+        engines = ["torch"]
+    who = [Contender(name, dtype) for name in engines for dtype in (dtypes if name == "torch" else [subject.width])]
+    for peer in _known(given["against"], "--against", PEERS) if given["against"] else []:
+        if peer == "transformers":
+            who += [Contender(peer, dtype) for dtype in dtypes]
+        elif subject.stored is not None and subject.width == "stored":
+            who.append(Contender(peer, "stored"))
+        else:
+            who.append(Contender(peer, dtypes[0] if subject.width == "stored" else subject.width))
+    return who, missing
+
+
+def loads(subject: Subject, given: dict[str, Any]) -> list[Load]:
+    """What each is given to do.
+
+    Raises:
+        ScantlingInputError: no such cache, a number out of range, or more positions than the model has.
+    """
+    from scantling.benches.plan import CACHES, Load
+    from scantling.cards.rules import position_limit, positions_text
+
+    encoder = subject.family == "encoder"
+    caches = ["full"] if encoder else _known(given["caches"], "--cache", CACHES)
+    if subject.family == "encoder-decoder" and (paged := [name for name in caches if name.startswith("paged")]):
+        raise ScantlingInputError(f"--cache {paged[0]}: blocks are handed out to decoders, and this has an encoder")
+    batches, lengths = _numbers(given["batches"], "--batch"), _numbers(given["lengths"], "--prompt")
+    tokens = 0 if encoder else given["tokens"]
+    card = card_of(subject.model, revision=subject.revision)
+    longest = max(*lengths, tokens + 1) if subject.parts.two_stacks else max(lengths) + tokens + (0 if encoder else 1)
+    limit = card.context if subject.family == "decoder" else position_limit(card)
+    if limit is not None and longest > limit:
+        has = f"a context of {limit:,}" if subject.family == "decoder" else positions_text(card)
+        raise ScantlingInputError(f"{longest:,} positions are asked for and {card.name} has {has}")
+    return [Load(batch, length, tokens, cache) for batch in batches for length in lengths for cache in caches]
+
+
+def _list(text: str, option: str) -> list[str]:
+    found = list(dict.fromkeys(filter(None, (word.strip() for word in text.split(",")))))
+    if not found:
+        raise ScantlingInputError(f"{option} is empty; at least one is needed")
+    return found
+
+
+def _known(text: str, option: str, known: tuple[str, ...]) -> list[str]:
+    found = _list(text, option)
+    if unknown := [name for name in found if name not in known]:
+        raise ScantlingInputError(
+            f"{option} names {unknown[0]!r}; use some of {', '.join(known)}{nearest(unknown[0], known)}"
+        )
+    return found
+
+
+def _numbers(text: str, option: str) -> list[int]:
+    try:
+        found = [int(word) for word in _list(text, option)]
+    except ValueError:
+        found = [0]
+    if not all(1 <= number <= MOST for number in found):
+        raise ScantlingInputError(f"{option} is {text!r}; whole numbers from 1 on are needed, as in 1,8")
+    return found
