@@ -18,7 +18,7 @@ class Child:
 
     def __init__(self) -> None:
         # What libraries print is kept for the sentence of a failure, and read by nobody else.
-        self._noise = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        self._noise = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         command = [sys.executable, "-m", "scantling.benches.worker"]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._noise, text=True, encoding="utf-8"
@@ -30,7 +30,8 @@ class Child:
         Raises:
             ScantlingError: it could not do it, or it ended.
         """
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps({"do": do, **asked}) + "\n")
             self._process.stdin.flush()

@@ -162,16 +162,15 @@ def _check_room(subject: Subject, who: Sequence[Contender], loads: Sequence[Load
     from scantling.numbers.memory import weight_bytes
     from scantling.tensor.memory import free_bytes
 
-    each = [
-        weight_bytes(subject.parts, "float32" if one.dtype == "stored" else one.dtype)
-        + max((account.allocated(subject.parts, one, load) or 0 for load in loads if load.cache in one.caches), default=0)
-        + ROOM
-        for one in who
-    ]
-    free = free_bytes(torch.device("cpu"))
-    if free is not None and sum(each) > free:
+    def needed(one: Contender) -> float:
+        caches = [account.allocated(subject.parts, one, load) or 0 for load in loads if load.cache in one.caches]
+        weights = weight_bytes(subject.parts, "float32" if one.dtype == "stored" else one.dtype)
+        return weights + max(caches, default=0) + ROOM
+
+    total, free = round(sum(map(needed, who))), free_bytes(torch.device("cpu"))
+    if free is not None and total > free:
         raise ScantlingInputError(
-            f"{len(who)} contenders need about {bytes_text(round(sum(each)))} together and {bytes_text(free)} are free: "
+            f"{len(who)} contenders need about {bytes_text(total)} together and {bytes_text(free)} are free: "
             "name fewer with --engine, --dtype or --against"
         )
 

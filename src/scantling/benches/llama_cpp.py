@@ -13,11 +13,14 @@ from scantling.errors import ScantlingInputError
 
 
 class LlamaCpp:
-    """The server of the wheel `xllamacpp`: flash attention, a thread per core, no mapped file, one batch for all prompts.
+    """The server of the wheel `xllamacpp`: flash attention, a thread per core, no mapped file, prompts in one batch.
 
     Args:
         file: GGUF.
         vocab_size: ids below this are drawn.
+
+    Raises:
+        ScantlingInputError: the file has no tokenizer.
     """
 
     read_bytes: int | None = None
@@ -29,7 +32,10 @@ class LlamaCpp:
         self._file, self._vocab_size = file, vocab_size
         self._shape: tuple[int, int] | None = None
         self._server: Any = None
-        tensors = read_gguf(file).tensors
+        header = read_gguf(file)
+        if header.metadata.get("tokenizer.ggml.model") in (None, "none", "no_vocab"):
+            raise ScantlingInputError("llama.cpp's server wants a tokenizer in the file, and this model has none")
+        tensors = header.tensors
         self.weights_bytes = sum(tensor.nbytes for tensor in tensors.values())
         table = tensors.get("token_embd.weight")
         unread = 0 if table is None or "output.weight" not in tensors else table.nbytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -19,11 +20,11 @@ class Transformers:
         vocab_size: ids below this are drawn.
     """
 
-    read_bytes = weights_bytes = None
+    read_bytes: int | None = None
+    weights_bytes: int | None = None
 
     def __init__(self, folder: str, dtype: str, family: str, vocab_size: int) -> None:
-        import transformers
-
+        transformers: Any = import_module("transformers")
         transformers.logging.set_verbosity_error()
         classes = {
             "decoder": transformers.AutoModelForCausalLM,

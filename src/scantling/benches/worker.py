@@ -19,6 +19,7 @@ from scantling.errors import ScantlingError
 
 if TYPE_CHECKING:
     from scantling.model import Model
+    from scantling.text.tokenizer import Tokenizer
 
 COMPUTING = ("float32", "bfloat16", "float16")
 """Of the weights of a net; other widths are those of packed matrices and of files."""
@@ -75,6 +76,17 @@ def opened(asked: dict[str, Any]) -> Runner:
     return Ours(lm)
 
 
+def lent_tokenizer(vocab_size: int) -> Tokenizer | None:
+    """That of the default model, for a file whose reader wants one; None where it is not there or too large."""
+    from scantling.model import tokenizer_of
+
+    try:
+        found = tokenizer_of()
+    except ScantlingError:
+        return None
+    return found if found.vocab_size <= vocab_size else None
+
+
 def write(asked: dict[str, Any]) -> dict[str, Any]:
     """The model's weights as a peer reads them: a folder in the Hugging Face layout, or a GGUF file.
 
@@ -85,6 +97,8 @@ def write(asked: dict[str, Any]) -> dict[str, Any]:
     if asked["file"].endswith(".gguf"):
         from scantling.checkpoint.gguf_write import write_gguf
 
+        if lm.tokenizer is None:
+            lm.tokenizer = lent_tokenizer(lm.card.vocab_size)
         write_gguf(lm, asked["file"], asked["kind"])
     else:
         from scantling.saving import save

@@ -25,12 +25,12 @@ MOST = 2**20
 @click.option("--engine", "engines", metavar="E,...", help="torch, packed, packed-int8. [default: all that can]")
 @click.option("--dtype", "dtypes", metavar="D,...", help="Of torch's weights. [default: float32,bfloat16]")
 @click.option("--width", default="stored", show_default=True, help="Of packed matrices: stored, f32, bf16, q8_0, ...")
-@click.option("--cache", "caches", default="full", show_default=True, metavar="C,...", help="full, ring, int8, paged, ...")
-@click.option("--batch", "batches", default="1", show_default=True, metavar="B,...", help="Rows.")
-@click.option("--prompt", "lengths", default="128,512", show_default=True, metavar="T,...", help="Tokens of a row's prompt.")
-@click.option("--tokens", type=click.IntRange(1, MOST), default=32, show_default=True, help="Steps after the first token.")
-@click.option("--rounds", type=click.IntRange(1, 1000), default=3, show_default=True, help="Interleaved, after one to warm up.")
-@click.option("--against", default="", metavar="P,...", help="transformers, llama.cpp: the same weights, where installed.")
+@click.option("--cache", "caches", default="full", metavar="C,...", help="full, ring, int8, paged, ... [default: full]")
+@click.option("--batch", "batches", default="1", metavar="B,...", help="Rows. [default: 1]")
+@click.option("--prompt", "lengths", default="128,512", metavar="T,...", help="Tokens of a prompt. [default: 128,512]")
+@click.option("--tokens", type=click.IntRange(1, MOST), default=32, show_default=True, help="After the first new one.")
+@click.option("--rounds", type=click.IntRange(1, 1000), default=3, show_default=True, help="After one to warm up.")
+@click.option("--against", default="", metavar="P,...", help="transformers, llama.cpp: the same weights.")
 @click.option("--png", type=click.Path(path_type=Path), metavar="FILE", help="Draw the rates.")
 @show.revision_option
 @show.json_option

@@ -42,37 +42,32 @@ class Progress:
 
 def tables(subject: Subject, found: Found, rounds: int) -> None:
     """Prefill, decode, memory; an encoder has vectors in place of the first two."""
-    show.say(f"{subject.model}: {rounds} interleaved rounds, medians with the lowest and the highest" + _initial(subject))
+    initial = "; initial weights, as this card has none" if subject.initial else ""
+    show.say(f"{subject.model}: {rounds} interleaved rounds, medians with the lowest and the highest{initial}")
     show.say()
-    beside = [f"x {peer}" for peer in _peers(found)]
+    rated = ("tokens/s", "from", "to")
+    beside = ("of the roofline", *(f"x {peer}" for peer in _peers(found)))
     if subject.family == "encoder":
-        columns = ("contender", "B", "tokens", "texts/s", "from", "to", "tokens/s", "of the roofline", *beside)
+        columns = ("contender", "B", "tokens", "texts/s", "from", "to", "tokens/s", *beside)
         show.table(columns, [_texts(row, found) for row in found.rows], "vectors")
     else:
-        columns = ("contender", "cache", "B", "prompt", "tokens/s", "from", "to", "first token", "of the roofline", *beside)
+        columns = ("contender", "cache", "B", "prompt", *rated, "first token", *beside)
         show.table(columns, [_prefill(row, found) for row in found.rows], "prefill")
-        columns = ("contender", "cache", "B", "after", "tokens/s", "from", "to", "a token", "read a token", "of the roofline")
-        show.table((*columns, *beside), [_decode(row, found) for row in found.rows if row.decode_rate], "decode")
-    show.table(
-        ("contender", "cache", "B", "prompt", "resident at most", "keys and values", "predicted"),
-        [
-            (r.contender.name, r.load.cache, r.load.batch, r.load.prompt, _bytes(r.resident), r.cache_bytes, r.cache_predicted)
-            for r in found.rows
-        ],
-        "memory",
-    )
-    show.table(
-        ("contender", "loaded in", "reads", "of", "multiplies"),
-        [
-            (name, _seconds(found.load_seconds[name]), f"{c.read.best / 1e9:,.4g} GB/s", c.read.what, _products(c))
-            for name, c in found.machine.items()
-        ],
-        "this machine",
-    )
+        columns = ("contender", "cache", "B", "after", *rated, "a token", "read a token", *beside)
+        show.table(columns, [_decode(row, found) for row in found.rows if row.decode_rate], "decode")
+    columns = ("contender", "cache", "B", "prompt", "resident at most", "keys and values", "predicted")
+    show.table(columns, [_memory(row) for row in found.rows], "memory")
+    machine = [
+        (name, _seconds(found.load_seconds[name]), f"{c.read.best / 1e9:,.4g} GB/s", c.read.what, _products(c))
+        for name, c in found.machine.items()
+    ]
+    show.table(("contender", "loaded in", "this machine reads", "of", "and multiplies"), machine)
 
 
-def _initial(subject: Subject) -> str:
-    return "; initial weights, as this card has none" if subject.initial else ""
+def _memory(row: Row) -> tuple[Any, ...]:
+    load = row.load
+    head = (row.contender.name, load.cache, load.batch, load.prompt)
+    return (*head, _bytes(row.resident), row.cache_bytes, row.cache_predicted)
 
 
 def _products(calibration: Any) -> str:
@@ -119,7 +114,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _share(share: float | None) -> str | None:
-    return None if share is None else f"{100 * share:.0f} %"
+    return None if share is None else f"{100 * share:.3g} %"
 
 
 def _bytes(n: int | None) -> str | None:
