@@ -40,10 +40,11 @@ class Account:
 def arithmetic_of(contender: Contender) -> str:
     """What its matrix products multiply in, of `numbers.hardware.ARITHMETIC`.
 
-    llama.cpp rounds activations to 8 bits beside blocks, and multiplies as the weights are beside others.
+    llama.cpp rounds activations to 8 bits beside blocks, openvino where that is faster; beside other weights both
+    multiply as the weights are.
     """
     plain = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(contender.dtype)
-    if contender.engine == "packed-int8" or (contender.engine == "llama.cpp" and plain is None):
+    if contender.engine == "packed-int8" or (contender.engine in ("llama.cpp", "openvino") and plain is None):
         return "int8"
     return plain if plain and contender.engine != "packed" else "fp32"
 
@@ -99,7 +100,7 @@ def _kept(model: Transformer, who: Contender, load: Load, w: Workload) -> int:
 
 
 def _width(who: Contender) -> str:
-    """Of keys and values: llama.cpp's default is float16, the compiled pass keeps float32."""
-    if who.engine == "llama.cpp":
+    """Of keys and values: float16 in llama.cpp, and taken for that in openvino; float32 in the compiled pass."""
+    if who.engine in ("llama.cpp", "openvino"):
         return "float16"
     return who.dtype if who.engine in ("torch", "transformers") else "float32"

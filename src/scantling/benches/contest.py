@@ -22,7 +22,7 @@ from scantling.units import bytes_text
 if TYPE_CHECKING:
     from scantling.study.calibrate import Calibration
 
-LIBRARY = {"transformers": "transformers", "llama.cpp": "xllamacpp"}
+LIBRARY = {"transformers": "transformers", "llama.cpp": "xllamacpp", "openvino": "openvino_genai"}
 CALIBRATION_SECONDS = 1.0
 """For each contender, whose set of weights has a size of its own."""
 ROOM = 400e6
@@ -191,12 +191,12 @@ def _open(child: Child, subject: Subject, one: Contender, scratch: Path, said: S
         return child.ask("open", **asked)
     if find_spec(LIBRARY[one.engine]) is None:
         raise ScantlingError(f"{LIBRARY[one.engine]} is not installed")
-    if one.engine == "llama.cpp" and subject.family != "decoder":
+    if one.engine != "transformers" and subject.family != "decoder":
         raise ScantlingError(f"it is raced on decoders, and this is an {subject.family}")
     if one.dtype == "stored":
         assert subject.stored is not None
         return child.ask("open", **asked, file=str(subject.stored))
-    name = "model.gguf" if one.engine == "llama.cpp" else "folder"
+    name = "folder" if one.engine == "transformers" else "model.gguf"
     file = scratch / one.name.replace(" ", "-") / name
     file.parent.mkdir()
     said(f"writing the weights for {one.name}")

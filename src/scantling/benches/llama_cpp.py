@@ -6,10 +6,14 @@ import json
 import os
 import urllib.error
 import urllib.request
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from scantling.benches.plan import Load, prompts
 from scantling.errors import ScantlingInputError
+
+if TYPE_CHECKING:
+    from scantling.checkpoint.gguf import GGUFTensor
 
 
 class LlamaCpp:
@@ -35,11 +39,7 @@ class LlamaCpp:
         header = read_gguf(file)
         if header.metadata.get("tokenizer.ggml.model") in (None, "none", "no_vocab"):
             raise ScantlingInputError("llama.cpp's server wants a tokenizer in the file, and this model has none")
-        tensors = header.tensors
-        self.weights_bytes = sum(tensor.nbytes for tensor in tensors.values())
-        table = tensors.get("token_embd.weight")
-        unread = 0 if table is None or "output.weight" not in tensors else table.nbytes
-        self.read_bytes = self.weights_bytes - unread
+        self.weights_bytes, self.read_bytes = stored_bytes(header.tensors)
 
     def run(self, load: Load) -> dict[str, Any]:
         """As `Ours.run`."""
@@ -91,6 +91,13 @@ class LlamaCpp:
             return xllamacpp.Server(params)
         except RuntimeError as error:
             raise ScantlingInputError(f"llama.cpp does not load this model: {str(error)[:160]}") from None
+
+
+def stored_bytes(tensors: Mapping[str, GGUFTensor]) -> tuple[int, int]:
+    """Bytes of all tensors of a file, and of those that a step reads: a table beside a head only looks up."""
+    whole = sum(tensor.nbytes for tensor in tensors.values())
+    table = tensors.get("token_embd.weight")
+    return whole, whole if table is None or "output.weight" not in tensors else whole - table.nbytes
 
 
 def cores() -> int:

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 ENGINES = ("torch", "packed", "packed-int8")
-PEERS = ("transformers", "llama.cpp")
+PEERS = ("transformers", "llama.cpp", "openvino")
 CACHES = ("full", "ring", "int8", "ring-int8", "paged", "paged-int8")
 """Every position; rings of the windows; numbers in 8 bits; blocks that the batching engine hands out."""
 

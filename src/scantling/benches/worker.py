@@ -63,6 +63,10 @@ def opened(asked: dict[str, Any]) -> Runner:
         from scantling.benches.llama_cpp import LlamaCpp
 
         return LlamaCpp(asked["file"], asked["vocab_size"])
+    if asked["engine"] == "openvino":
+        from scantling.benches.openvino import OpenVino
+
+        return OpenVino(asked["file"], asked["vocab_size"])
     if asked["engine"] == "transformers":
         from scantling.benches.theirs import Transformers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,10 @@ MOST = 2**20
 @click.option("--prompt", "lengths", default="128,512", metavar="T,...", help="Tokens of a prompt. [default: 128,512]")
 @click.option("--tokens", type=click.IntRange(1, MOST), default=32, show_default=True, help="After the first new one.")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=3, show_default=True, help="After one to warm up.")
-@click.option("--against", default="", metavar="P,...", help="transformers, llama.cpp: the same weights.")
+@click.option("--against", default="", metavar="P,...", help="transformers, llama.cpp, openvino: same weights.")
 @click.option("--png", type=click.Path(path_type=Path), metavar="FILE", help="Draw the rates.")
+@click.option("--drift", is_flag=True, help="No times: how far every way of running is from float32, by layer.")
+@click.option("--text", type=click.Path(path_type=Path), metavar="FILE", help="Of --drift; default: random ids.")
 @show.revision_option
 @show.json_option
 def command(model: str | None, **given: Any) -> None:
@@ -44,6 +47,11 @@ def command(model: str | None, **given: Any) -> None:
     if png is not None and (png.suffix != ".png" or not png.parent.is_dir()):
         raise ScantlingInputError(f"--png is {str(png)!r}; a .png file in a folder that exists is needed")
     need("torch", "measure models")
+    if given["drift"]:
+        _drift(model, given)
+        return
+    if given["text"] is not None:
+        raise ScantlingInputError("--text is for --drift; times do not depend on the words")
     if png is not None:
         need("matplotlib", "draw pictures")
     from scantling.benches.contest import contest
@@ -64,6 +72,40 @@ def command(model: str | None, **given: Any) -> None:
         show.emit(bench_view.data(subject, found, given["rounds"]))
     else:
         bench_view.tables(subject, found, given["rounds"])
+
+
+def _drift(model: str | None, given: dict[str, Any]) -> None:
+    """`--drift`."""
+    from scantling.benches.drift import drifts, sample_ids
+    from scantling.model import from_card, load
+
+    if given["against"] or given["png"] is not None:
+        raise ScantlingInputError("--drift measures no times: leave --against and --png out")
+    name = str(default_model()) if model is None else model
+    initial = find(name, revision=given["revision"]).kind in ("preset", "card")
+    lm = from_card(name) if initial else load(name, dtype="float32", revision=given["revision"])
+    lm.net.requires_grad_(False).eval()
+    lengths = sorted(_numbers(given["lengths"], "--prompt"))
+    if lengths[-1] > lm.card.context:
+        raise ScantlingInputError(f"{lengths[-1]:,} tokens are asked for and the context is {lm.card.context:,}")
+    text = None if given["text"] is None else _text(given["text"])
+    with bench_view.Progress() as progress:
+        found, missing = drifts(lm, sample_ids(lm, lengths[-1], text), lengths, progress.say)
+    for line in missing:
+        click.echo(f"note: {line}", err=True)
+    if given["as_json"]:
+        show.emit(
+            {"model": name, "initial_weights": initial, "rows": [asdict(row) for row in found], "missing": missing}
+        )
+    else:
+        bench_view.drift(name, initial, found)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScantlingInputError(f"{path}: cannot be read: {error}") from None
 
 
 def _subject(model: str | None, revision: str | None, width: str) -> Subject:
