@@ -13,9 +13,23 @@ from tests.test_cli import call
 
 import scantling as sc
 from scantling.benches.drift import Drift, drifts, sample_ids
+from scantling.cards.read import read_text
 from scantling.native.library import missing
 
 TINY = GOLDEN / "tiny"
+CARD = """
+name: narrow
+family: decoder
+n_layers: 2
+d_model: 64
+vocab_size: 256
+context: 64
+attention: {kind: multi_head, n_heads: 4, d_head: 16}
+position: {kind: rope, theta: 10000.0}
+norm: {kind: rmsnorm, eps: 1.0e-5, at: [in]}
+mlp: {kind: gated, act: silu, d_ff: 96}
+tied: true
+"""
 
 
 def by_way(found: list[Drift]) -> dict[tuple[str, int], Drift]:
@@ -53,7 +67,7 @@ def test_each_way_costs_what_its_numbers_allow() -> None:
 
 
 def test_blocks_and_the_compiled_pass() -> None:
-    lm = sc.new("tiny", seed=3)
+    lm = sc.new(read_text(CARD), seed=3)
     lm.net.requires_grad_(False).eval()
     rows, absent = drifts(lm, sample_ids(lm, 12, None), [12], lambda _: None)
     found = by_way(rows)

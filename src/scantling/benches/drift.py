@@ -101,7 +101,7 @@ def _ways(model: Model) -> Iterator[tuple[str, str, Callable[[Sequence[int]], Se
     """Kind, name, and what runs it."""
     yield "kernel", "reference", partial(_whole, model, kernel="reference")
     for dtype in ("bfloat16", "float16"):
-        yield "dtype", dtype, _changed(model, lambda net, d=dtype: net.to(getattr(torch, d)))
+        yield "dtype", dtype, _changed(model, partial(_narrowed, dtype=dtype))
     if model.parts.decoder is not None:
         for kind, numbers in (("full", "plain"), ("ring", "plain"), ("full", "int8"), ("ring", "int8")):
             name = kind if numbers == "plain" else f"{kind}, {numbers}"
@@ -123,6 +123,10 @@ def _changed(model: Model, change: Callable[[Any], Any]) -> Callable[[Sequence[i
         return _whole(made[0], ids)
 
     return run
+
+
+def _narrowed(net: Any, dtype: str) -> Any:
+    return net.to(getattr(torch, dtype))
 
 
 def _rounded(net: Any, width: str) -> Any:

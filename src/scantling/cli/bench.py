@@ -199,8 +199,9 @@ def _known(text: str, option: str, known: tuple[str, ...]) -> list[str]:
 
 
 def _numbers(text: str, option: str) -> list[int]:
+    words = _list(text, option)
     try:
-        found = [int(word) for word in _list(text, option)]
+        found = [int(word) for word in words]
     except ValueError:
         found = [0]
     if not all(1 <= number <= MOST for number in found):
