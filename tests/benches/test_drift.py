@@ -67,7 +67,7 @@ def test_each_way_costs_what_its_numbers_allow() -> None:
 
 
 def test_blocks_and_the_compiled_pass() -> None:
-    lm = sc.new(read_text(CARD), seed=3)
+    lm = sc.new(read_text(CARD, "a test"), seed=3)
     lm.net.requires_grad_(False).eval()
     rows, absent = drifts(lm, sample_ids(lm, 12, None), [12], lambda _: None)
     found = by_way(rows)

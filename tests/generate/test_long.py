@@ -35,7 +35,7 @@ position: {kind: rope, theta: 10000.0}
 norm: {kind: rmsnorm, eps: 1.0e-5, at: [in]}
 mlp: {kind: gated, act: silu, d_ff: 64}
 tied: true
-''')
+''', "a test")
 lm = sc.new(card, seed=1)
 if how == "packed":
     lm.pack()
