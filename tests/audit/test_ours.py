@@ -66,6 +66,12 @@ def test_no_sampled_card_has_a_defect(drawn: dict[str, Any]) -> None:
     assert [(f.probe, f.where, f.message) for f in report.defects] == []
 
 
+def test_positions_that_no_token_can_tell_apart_are_none() -> None:
+    """Where each of a few tokens sees itself alone, a turn of both q and k moves the logits by rounding only."""
+    report = examine(ours(built(card(LLAMA, attention={"stride": {"every": 11}, "sinks": True}))), ["places"])
+    assert [f.verdict for f in report.findings] == [Verdict.NOT_APPLICABLE]
+
+
 @pytest.mark.parametrize(("base", "changes"), [(GPT2, {}), (LLAMA, {"attention": {"window": 5}}), (LLAMA, {})])
 def test_another_net_beside_its_card(base: dict[str, object], changes: dict[str, object]) -> None:
     """A model of other weights in place of the reference is a defect; the same weights are none."""
