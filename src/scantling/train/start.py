@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from scantling.train.ema import Ema
 from scantling.train.forward import check_head
 from scantling.train.lora import Adapters
 from scantling.train.optim import Optimizers, groups
+from scantling.train.pages import kept_pages
 from scantling.train.ranks import Ranks
 from scantling.train.run import Run, Summary
 from scantling.train.signals import stopping
@@ -126,5 +128,5 @@ def train(
     if found is not None:
         for note in resume(run, found):
             run.tell("note", text=note)
-    with stopping() as stop:
+    with stopping() as stop, kept_pages(run.predicted_memory or 0) if lm.device.type == "cpu" else nullcontext():
         return run.loop(stop)
