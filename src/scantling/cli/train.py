@@ -222,12 +222,13 @@ def _data_of(ask: Ask, out: Path, found: Found | None) -> Asked:
 def _made(ask: Ask, asked: Asked, training: Training) -> tuple[Model, Corpus]:
     """The model that is trained, and the data in its tokens; what is to be said about both goes to standard error."""
     from scantling.data import shown_progress
-    from scantling.train.setup import corpus_of, model_of, single_thread_note
+    from scantling.train.setup import corpus_of, model_of, single_thread_note, slow_products_note
 
     lm = model_of(ask.model, training, training.seed, ask.device, ask.revision)
     with shown_progress() as progress:
         corpus = corpus_of(lm, training, asked, progress)
-    for note in (*lm.notes, *corpus.notes, *filter(None, [single_thread_note(ask.device)])):
+    slow = slow_products_note(training.precision, ask.device), single_thread_note(ask.device)
+    for note in (*lm.notes, *corpus.notes, *filter(None, slow)):
         click.echo(f"note: {note}", err=True)
     return lm, corpus
 
