@@ -94,8 +94,8 @@ def patch_grid(
         step: is called with a word about each layer.
 
     Raises:
-        ScantlingInputError: no such kind, texts of unequal length, a metric that is the same in both passes, or positions
-            that do not exist.
+        ScantlingInputError: no such kind, texts of unequal length, a metric that is the same in both passes, or
+            positions that do not exist.
     """
     metric.check(lm)
     where, points = stack_of(lm, stack)[0], _points(lm, kind, stack)
