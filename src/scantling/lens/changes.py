@@ -43,7 +43,9 @@ def patch_view(
         best = restored.flatten().argsort(descending=True)[:20].tolist()
         rows = [(i // len(labels), labels[i % len(labels)], float(restored.flatten()[i])) for i in best]
         notes = [*notes, f"the 20 strongest of {restored.numel()} places are shown"]
-    what = {"stream": "the stream after each layer", "heads": "each head, at all tokens"}.get(kind, f"what {kind} writes")
+    what = {"stream": "the stream after each layer", "heads": "each head, at all tokens"}.get(
+        kind, f"what {kind} writes"
+    )
     data = {
         "kind": kind,
         "metric": metric.name,
@@ -160,7 +162,9 @@ def _before_and_after(
         "before": numbers[0],
         "after": numbers[1],
         "divergence": divergence,
-        "tokens": [{"token": word(lm, i), "id": i, "before": float(before[i]), "after": float(after[i])} for i in order],
+        "tokens": [
+            {"token": word(lm, i), "id": i, "before": float(before[i]), "after": float(after[i])} for i in order
+        ],
     }
     labels = [repr(word(lm, i)) for i in order]
     charts = [

@@ -76,9 +76,7 @@ def read_prompt(
     given = ALL_REAL
     if lm.parts.two_stacks:
         if lm.start_id is None:
-            raise ScantlingInputError(
-                "the checkpoint does not say with what a target begins (decoder_start_token_id)"
-            )
+            raise ScantlingInputError("the checkpoint does not say with what a target begins (decoder_start_token_id)")
         more = [] if not target else _ids(lm, target, as_ids, "the target", bare=True)
         given = Given(decoder_ids=lm.ids([lm.start_id, *more]))
     elif target is not None:

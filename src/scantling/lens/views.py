@@ -44,7 +44,8 @@ def next_view(prompt: Prompt, temperatures: Sequence[float], top: int) -> Sectio
     words = [word(prompt.lm, int(i)) for i in found.ids]
     shares = found.probabilities.tolist()
     rows = [
-        (repr(text), int(i), *column) for text, i, column in zip(words, found.ids, zip(*shares, strict=True), strict=True)
+        (repr(text), int(i), *column)
+        for text, i, column in zip(words, found.ids, zip(*shares, strict=True), strict=True)
     ]
     names = [f"T={temperature:g}" for temperature in temperatures]
     data = [
@@ -52,7 +53,8 @@ def next_view(prompt: Prompt, temperatures: Sequence[float], top: int) -> Sectio
             "temperature": temperature,
             "entropy": float(entropy),
             "tokens": [
-                {"token": text, "id": int(i), "probability": p} for text, i, p in zip(words, found.ids, share, strict=True)
+                {"token": text, "id": int(i), "probability": p}
+                for text, i, p in zip(words, found.ids, share, strict=True)
             ],
         }
         for temperature, entropy, share in zip(temperatures, found.entropies, shares, strict=True)
@@ -66,7 +68,10 @@ def next_view(prompt: Prompt, temperatures: Sequence[float], top: int) -> Sectio
         rows,
         data,
         {"next.probabilities": found.probabilities, "next.ids": found.ids},
-        [(f"probability, {name}", Bars([repr(w) for w in words], p, "")) for name, p in zip(names, shares, strict=True)],
+        [
+            (f"probability, {name}", Bars([repr(w) for w in words], p, ""))
+            for name, p in zip(names, shares, strict=True)
+        ],
         [f"entropy in nats: {entropies}"],
     )
 
@@ -74,9 +79,7 @@ def next_view(prompt: Prompt, temperatures: Sequence[float], top: int) -> Sectio
 def lens_view(prompt: Prompt, tuned: dict[str, Tensor] | None, token: int, top: int) -> Section:
     """What the head would say after each layer, at the position."""
     at, lm = prompt.position, prompt.lm
-    readings = logit_lens(
-        lm, prompt.ids, prompt.given, positions=[at], tuned=tuned, top=max(top, 1), targets=[token]
-    )
+    readings = logit_lens(lm, prompt.ids, prompt.given, positions=[at], tuned=tuned, top=max(top, 1), targets=[token])
     rows, data = [], []
     for reading in readings:
         words = [word(lm, int(i)) for i in reading.top[0]]
@@ -148,7 +151,10 @@ def attribution_view(prompt: Prompt, token: int, against: int, top: int) -> Sect
         {"token": token, "against": against, "terms": data, "error": found.error, "softcap": found.softcap},
         {"attribution.values": found.values},
         [
-            (f"lead of {a} over {b}: strongest terms", Bars([r[0] for r in rows[: len(order)]], [r[2] for r in rows[: len(order)]], "logits")),
+            (
+                f"lead of {a} over {b}: strongest terms",
+                Bars([r[0] for r in rows[: len(order)]], [r[2] for r in rows[: len(order)]], "logits"),
+            ),
             (f"lead of {a} over {b} by head", layers),
         ],
         notes,
@@ -257,7 +263,7 @@ def induction_view(lm: Model, length: int, rows: int, seed: int, top: int) -> Se
     best = sorted(scores, key=lambda s: -s.induction)[:top]
     before = sorted(scores, key=lambda s: -s.previous)[:top]
     table = [
-        (*(f"{s.layer}.{s.head}" for s in (a,)), a.induction, f"{b.layer}.{b.head}", b.previous)
+        (f"{a.layer}.{a.head}", a.induction, f"{b.layer}.{b.head}", b.previous)
         for a, b in zip(best, before, strict=True)
     ]
     layers, heads = 1 + max(s.layer for s in scores), 1 + max(s.head for s in scores)
