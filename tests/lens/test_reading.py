@@ -1,4 +1,4 @@
-"""What is read with it: sums, lens, patching, scores, distributions, directions, each against a value known elsewhere."""
+"""Sums, lens, patching, scores, distributions and directions, each against a value that was made by other means."""
 
 from __future__ import annotations
 

@@ -151,7 +151,8 @@ def command(prompt: str | None, **given: Any) -> None:
         show.emit(_json(lm, read, sections))
         return
     for section in sections:
-        show.table(section.columns, section.rows, f"{section.name}: {section.title}")
+        show.say(f"{section.name}: {section.title}\n")
+        show.table(section.columns, section.rows)
         for note in section.notes:
             show.say(note)
         show.say()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -41,24 +41,16 @@ def next_view(prompt: Prompt, temperatures: Sequence[float], top: int) -> Sectio
     """The distribution at the position, under each temperature."""
     at = prompt.position
     found = next_tokens(prompt.lm, prompt.ids, prompt.given, temperatures=temperatures, position=at, top=top)
-    words = [word(prompt.lm, int(i)) for i in found.ids]
+    ids = [int(i) for i in found.ids]
+    words = [word(prompt.lm, i) for i in ids]
     shares = found.probabilities.tolist()
-    rows = [
-        (repr(text), int(i), *column)
-        for text, i, column in zip(words, found.ids, zip(*shares, strict=True), strict=True)
-    ]
+    rows = [(repr(text), i, *column) for text, i, *column in zip(words, ids, *shares, strict=True)]
     names = [f"T={temperature:g}" for temperature in temperatures]
-    data = [
-        {
-            "temperature": temperature,
-            "entropy": float(entropy),
-            "tokens": [
-                {"token": text, "id": int(i), "probability": p}
-                for text, i, p in zip(words, found.ids, share, strict=True)
-            ],
-        }
-        for temperature, entropy, share in zip(temperatures, found.entropies, shares, strict=True)
-    ]
+    data = []
+    for temperature, entropy, share in zip(temperatures, found.entropies, shares, strict=True):
+        tokens = [{"token": text, "id": i, "probability": p} for text, i, p in zip(words, ids, share, strict=True)]
+        data.append({"temperature": temperature, "entropy": float(entropy), "tokens": tokens})
+    labels = [repr(text) for text in words]
     entropies = ", ".join(f"{n} {float(e):.3f}" for n, e in zip(names, found.entropies, strict=True))
     encoder = prompt.lm.card.family == "encoder"
     return Section(
@@ -142,7 +134,7 @@ def attribution_view(prompt: Prompt, token: int, against: int, top: int) -> Sect
     notes = [f"the sums differ from the model's logits by {found.error:.1e} at most"]
     if found.softcap is not None:
         notes.append(f"sums are of the logits before the head's cap of {found.softcap:g}")
-    layers = _by_layer(prompt, data)
+    strongest = Bars([row[0] for row in rows[: len(order)]], [row[2] for row in rows[: len(order)]], "logits")
     return Section(
         "attribution",
         f"what adds to the logit of {a}, and to its lead over {b}, at token {at}",
@@ -151,27 +143,23 @@ def attribution_view(prompt: Prompt, token: int, against: int, top: int) -> Sect
         {"token": token, "against": against, "terms": data, "error": found.error, "softcap": found.softcap},
         {"attribution.values": found.values},
         [
-            (
-                f"lead of {a} over {b}: strongest terms",
-                Bars([r[0] for r in rows[: len(order)]], [r[2] for r in rows[: len(order)]], "logits"),
-            ),
-            (f"lead of {a} over {b} by head", layers),
+            (f"lead of {a} over {b}: strongest terms", strongest),
+            (f"lead of {a} over {b} by head and MLP", _by_layer(data)),
         ],
         notes,
     )
 
 
-def _by_layer(prompt: Prompt, data: Sequence[dict[str, object]]) -> Heat:
+def _by_layer(terms: Sequence[Mapping[str, Any]]) -> Heat:
     """Heads and the MLP of each layer, side by side."""
-    layers = 1 + max((int(str(d["layer"])) for d in data if d["layer"] is not None), default=-1)
-    heads = 1 + max((int(str(d["head"])) for d in data if d["head"] is not None), default=-1)
+    placed = [t for t in terms if t["layer"] is not None and (t["head"] is not None or t["kind"] == "mlp")]
+    placed = [t for t in placed if t["kind"] != "cross"]
+    layers = 1 + max((t["layer"] for t in placed), default=0)
+    heads = 1 + max((t["head"] for t in placed if t["head"] is not None), default=-1)
     values = torch.zeros(layers, heads + 1)
-    for d in data:
-        if d["layer"] is None or d["kind"] == "cross" or (d["head"] is None and d["kind"] != "mlp"):
-            continue
-        column = heads if d["head"] is None else int(str(d["head"]))
-        values[int(str(d["layer"])), column] += float(str(d["difference"]))
-    columns = [*(str(h) for h in range(heads)), "MLP"]
+    for t in placed:
+        values[t["layer"], heads if t["head"] is None else t["head"]] += t["difference"]
+    columns = [*map(str, range(heads)), "MLP"]
     return Heat(values, [str(i) for i in range(layers)], columns, ("layer", "head"), signed=True)
 
 
