@@ -60,10 +60,7 @@ def next_view(prompt: Prompt, temperatures: Sequence[float], top: int) -> Sectio
         rows,
         data,
         {"next.probabilities": found.probabilities, "next.ids": found.ids},
-        [
-            (f"probability, {name}", Bars([repr(w) for w in words], p, ""))
-            for name, p in zip(names, shares, strict=True)
-        ],
+        [(f"probability, {name}", Bars(labels, share, "")) for name, share in zip(names, shares, strict=True)],
         [f"entropy in nats: {entropies}"],
     )
 
