@@ -67,6 +67,7 @@ PAIRS = [
     ("Everyone was happy with the result, which was", "Everyone was unhappy with the result, which was"),
     ("The hotel was clean and lovely. Our stay was", "The hotel was dirty and awful. Our stay was"),
 ]
+STRENGTH = 0.25
 PROMPTS = [
     "The concert last night was",
     "My new phone is",
@@ -84,7 +85,7 @@ PROMPTS = [
 def test_a_direction_of_praise_moves_good_against_bad(smollm: Any) -> None:
     """Log-odds of " good" over " bad" after ten prompts that the direction was not made of; a random vector does not.
 
-    Of random vectors of the same length ten are drawn: what they move, on the mean over draws and prompts.
+    Three random vectors of the same length are drawn; what each moves, up or down, is averaged over the prompts.
     """
     good, bad = (smollm.tokenizer.encode(text, add_special=False)[0] for text in (" good", " bad"))
     rows = [smollm.tokenizer.encode(text) for text in PROMPTS]
@@ -94,8 +95,8 @@ def test_a_direction_of_praise_moves_good_against_bad(smollm: Any) -> None:
         return last[:, good] - last[:, bad]
 
     plain = odds()
-    found = direction_of(smollm, PAIRS, "decoder.blocks.24")
-    with steering(smollm, found, 0.35):
+    found = direction_of(smollm, PAIRS, "decoder.blocks.26")
+    with steering(smollm, found, STRENGTH):
         moved = odds() - plain
     assert int((moved >= 1).sum()) >= 8
     draw = torch.Generator().manual_seed(0)
@@ -103,6 +104,6 @@ def test_a_direction_of_praise_moves_good_against_bad(smollm: Any) -> None:
     noise = noise / noise.norm(dim=-1, keepdim=True) * found.vector.norm()
     shifts = []
     for vector in noise:
-        with steering(smollm, Direction(found.point, vector), 0.35):
+        with steering(smollm, Direction(found.point, vector), STRENGTH):
             shifts.append(odds() - plain)
-    assert float(torch.stack(shifts).mean(1).abs().max()) < 0.2
+    assert float(torch.stack(shifts).abs().mean(1).max()) < 0.2

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scantling.errors import ScantlingInputError
 from scantling.lens.attention import attention_maps
-from scantling.lens.attribution import attribute
+from scantling.lens.attribution import attribute, vocabulary_head
 from scantling.lens.distribution import next_tokens
 from scantling.lens.induction import head_scores
 from scantling.lens.logit_lens import Reading, logit_lens
@@ -28,7 +28,12 @@ WIDE = 14
 
 
 def answers(prompt: Prompt, token: int | None, against: int | None) -> tuple[int, int]:
-    """The token that is looked at and the one it is compared with: as named, else the likeliest and the next one."""
+    """The token that is looked at and the one it is compared with: as named, else the likeliest and the next one.
+
+    Raises:
+        ScantlingInputError: both are the same, or the head gives no logits of a vocabulary.
+    """
+    vocabulary_head(prompt.lm)
     order = prompt.logits()[prompt.position].topk(3).indices.tolist()
     first = order[0] if token is None else token
     second = next(i for i in order if i != first) if against is None else against
