@@ -130,6 +130,7 @@ def test_torch_is_imported_at_the_top_only_where_tensors_live(path: Path) -> Non
         "import scantling.cli.main as m; assert m._run(['size', '--params', '1B']) == 0",
         "import scantling.cli.main as m; assert m._run(['plan', 'gpt2', '--devices=8', '--device=h100']) == 0",
         "import scantling.cli.main as m; assert m._run(['audit', '--help']) == 0",
+        "import scantling.cli.main as m; assert m._run(['lens', '--help']) == 0",
         f"import scantling.cli.main as m; assert m._run(['inspect', {str(GOLDEN / 'tiny' / 'llama-gqa')!r}]) == 0",
     ],
 )

@@ -30,9 +30,7 @@ def output(words: str) -> str:
 def page() -> str:
     """The page with every output as it is now."""
     text = PATH.read_text(encoding="utf-8")
-    return BLOCK.sub(
-        lambda found: f"```console\n$ scantling {found['words']}\n{output(found['words'])}\n```", text
-    )
+    return BLOCK.sub(lambda found: f"```console\n$ scantling {found['words']}\n{output(found['words'])}\n```", text)
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ def patch_view(
     labels = [str(i) for i in grid.positions] if heads else [repr(prompt.words[i]) for i in grid.positions]
     layers = [str(i) for i in range(len(restored))]
     columns: Sequence[str] = ("layer", *labels)
-    rows: list[tuple[Any, ...]] = [(i, *(round(x, 3) for x in row)) for i, row in enumerate(restored.tolist())]
+    rows: list[tuple[Any, ...]] = [(i, *(round(x, 3) + 0.0 for x in row)) for i, row in enumerate(restored.tolist())]
     notes = _patch_notes(prompt, grid)
     if len(labels) > WIDE:
         columns = ("layer", "head" if heads else "token", "restored")
