@@ -34,7 +34,8 @@ def test_the_page_is_up_to_date() -> None:
 
 
 def test_the_readme_shows_a_part_of_it() -> None:
-    (block,) = (block for block in re.findall(r"^```\n(.*?)^```", README, re.M | re.S) if "$ scantling lens" in block)
+    blocks = [block for _, block in re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)]
+    (block,) = (block for block in blocks if "$ scantling lens" in block)
     lines = [line for line in block.splitlines() if line != "..."]
     assert len(lines) > 5
     assert set(lines) <= set(PATH.read_text(encoding="utf-8").splitlines())

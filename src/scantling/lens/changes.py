@@ -58,7 +58,7 @@ def patch_view(
     title = f"patching {what}: share of the {metric.name} restored"
     chart = Heat(restored, layers, labels, ("layer", "head" if heads else "token"), signed=True)
     arrays = {"patch.values": grid.values, "patch.restored": restored}
-    return Section("patch", title, columns, rows, data, arrays, [(title, chart)], notes)
+    return Section("patch", title, columns, rows, data, arrays, [("share restored", chart)], notes)
 
 
 def _patch_notes(prompt: Prompt, grid: Grid) -> list[str]:
