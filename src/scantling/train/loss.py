@@ -8,7 +8,7 @@ arXiv:2410.10989, section 3.2, do the same in one kernel).
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,19 +24,48 @@ PIECE = 2**24
 
 
 @dataclass(frozen=True)
+class Share:
+    """One rank's tokens of a vocabulary that tensor ranks divide; they all judge the same vectors.
+
+    Attributes:
+        group: of torch.distributed.
+        start: the first token of this rank.
+        whole: tokens of all ranks.
+    """
+
+    group: Any
+    start: int
+    whole: int
+
+    def sum(self, x: Tensor) -> Tensor:
+        """x summed over the ranks, in place."""
+        torch.distributed.all_reduce(x, group=self.group)
+        return x
+
+    def logsumexp(self, lse: Tensor) -> Tensor:
+        """That over all tokens, of each rank's own (n,)."""
+        parts = [torch.empty_like(lse) for _ in range(torch.distributed.get_world_size(self.group))]
+        torch.distributed.all_gather(parts, lse.contiguous(), group=self.group)
+        return torch.stack(parts).logsumexp(0)
+
+
+@dataclass(frozen=True)
 class Scoring:
     """What makes logits of vectors x (N, d): softcap(x W^T + b), the first `vocab_size` of them.
 
     Attributes:
         weight: (rows, d), at least `vocab_size` rows.
         bias: (rows,), or None.
+        vocab_size: of this rank where several divide the vocabulary.
         softcap: c in c * tanh(logits / c), or None.
+        share: what part of the vocabulary this is; None is all of it.
     """
 
     weight: Tensor
     bias: Tensor | None
     vocab_size: int
     softcap: float | None = None
+    share: Share | None = None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(N, V), in the vectors' dtype."""
@@ -107,15 +136,17 @@ def judge(
         raise ScantlingInputError(f"a piece of {rows} rows; at least 1 is needed")
     hidden, labels = hidden.flatten(0, -2), labels.flatten()
     if plain:
+        if scoring.share is not None:
+            raise ScantlingInputError("the plain loss takes the whole vocabulary, and tensor ranks divide it")
         return _plain(hidden, labels, scoring, count, terms)
     hidden, scoring = _cast(hidden, scoring)
-    if hidden.device.type == "cuda" and fused_kernel():
+    if hidden.device.type == "cuda" and scoring.share is None and fused_kernel():
         return _fused(hidden, labels, scoring, count, terms)
     weight = scoring.weight[: scoring.vocab_size]
     bias = None if scoring.bias is None else scoring.bias[: scoring.vocab_size]
     size = rows or max(16, PIECE // scoring.vocab_size)
     objective, nll = _Pieces.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, labels, scoring.softcap, terms, count, size, torch.is_grad_enabled()
+        hidden, weight, bias, labels, (scoring.softcap, scoring.share), terms, count, size, torch.is_grad_enabled()
     )
     return Judged(objective, nll)
 
@@ -132,7 +163,7 @@ def _cast(hidden: Tensor, scoring: Scoring) -> tuple[Tensor, Scoring]:
         dtype = torch.get_autocast_dtype(kind)
         bias = None if scoring.bias is None else scoring.bias.to(dtype)
         hidden = hidden.to(dtype)
-        scoring = Scoring(scoring.weight.to(dtype), bias, scoring.vocab_size, scoring.softcap)
+        scoring = replace(scoring, weight=scoring.weight.to(dtype), bias=bias)
     return hidden, scoring
 
 
@@ -184,7 +215,7 @@ class _Pieces(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         labels: Tensor,
-        softcap: float | None,
+        scores: tuple[float | None, Share | None],
         terms: Terms,
         count: float | Tensor,
         size: int,
@@ -202,7 +233,7 @@ class _Pieces(torch.autograd.Function):
             for start in range(0, hidden.shape[0], size):
                 x, y = hidden[start : start + size], labels[start : start + size]
                 logits = torch.nn.functional.linear(x, weight, bias).to(wide)
-                part, bare, slope = _piece(logits, y, softcap, terms, any(needs))
+                part, bare, slope = _piece(logits, y, scores, terms, any(needs))
                 objective += part.sum(dtype=sums)
                 nll += bare.sum(dtype=sums)
                 if slope is None:
@@ -217,6 +248,8 @@ class _Pieces(torch.autograd.Function):
                     d_weight.addmm_(narrow.T, x)
                 elif d_weight is not None:
                     d_weight += narrow.T @ x
+        if d_hidden is not None and scores[1] is not None:
+            scores[1].sum(d_hidden)
         ctx.gradients = (
             d_hidden,
             None if d_weight is None else d_weight.to(weight.dtype),
@@ -235,27 +268,32 @@ class _Pieces(torch.autograd.Function):
 
 
 def _piece(
-    logits: Tensor, labels: Tensor, softcap: float | None, terms: Terms, slope: bool
+    logits: Tensor, labels: Tensor, scores: tuple[float | None, Share | None], terms: Terms, slope: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Each row's objective and bare loss, and d objective / d logits, of logits (n, V) before the cap (overwritten).
 
     With p the softmax, e the smoothing and z the factor on lse^2: (1 + 2 z lse) p - (1 - e) onehot - e / V, through
-    the cap times 1 - (capped / c)^2.
+    the cap times 1 - (capped / c)^2. Where ranks divide the vocabulary each has its columns of the logits, and of the
+    rows' sums (of exponentials, of the label's logit, of all logits) its part.
     """
+    softcap, share = scores
     judged = labels != IGNORED
-    at = labels.clamp(min=0)[:, None]
+    own = judged if share is None else judged & (labels >= share.start) & (labels < share.start + logits.shape[-1])
+    at = torch.where(own, labels - (0 if share is None else share.start), 0)[:, None]
     turned = None
     if softcap is not None:
         turned = logits.div_(softcap).tanh_()
         logits = turned * softcap
-    lse = logits.logsumexp(-1)
+    lse, n = logits.logsumexp(-1), logits.shape[-1]
     picked = logits.gather(-1, at)[:, 0]
+    if share is not None:
+        lse, picked, n = share.logsumexp(lse), share.sum(picked * own), share.whole
     zero = lse.new_zeros(())
     bare = torch.where(judged, lse - picked, zero)
-    e, n = terms.label_smoothing, logits.shape[-1]
-    each = bare
+    e, each = terms.label_smoothing, bare
     if e:
-        each = (1 - e) * bare + e * torch.where(judged, lse - logits.mean(-1), zero)
+        mean = logits.mean(-1) if share is None else share.sum(logits.sum(-1)) / n
+        each = (1 - e) * bare + e * torch.where(judged, lse - mean, zero)
     if terms.z_loss:
         each = each + terms.z_loss * torch.where(judged, lse.square(), zero)
     if not slope:
@@ -265,7 +303,7 @@ def _piece(
         out.mul_(1 + 2 * terms.z_loss * lse[:, None])
     if e:
         out.sub_(e / n)
-    out.scatter_add_(-1, at, torch.full_like(at, -(1 - e), dtype=out.dtype))
+    out.scatter_add_(-1, at, own[:, None].to(out.dtype).mul_(-(1 - e)))
     if turned is not None:
         out.mul_(1 - turned.square())
     return each, bare, out.masked_fill_(~judged[:, None], 0.0)
