@@ -1,7 +1,7 @@
 """One rank of the tests of several processes: runs the jobs of a file one after the other, each in its own folder.
 
-Run as ``python -m tests.train.ranks_child FOLDER`` with the variables that torchrun sets; FOLDER has jobs.json, a list of
-{"out", "model", "plan", "break"}: the model's and the plan's changes, and what is done to it.
+Run as ``python -m tests.train.ranks_child FOLDER`` with the variables that torchrun sets; FOLDER has jobs.json, a
+list of {"out", "model", "plan", "break"}: the model's and the plan's changes, and what is done to it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.train.test_run import model, settings
+from tests.train.small import fresh
+from tests.train.test_run import settings
 
-from scantling.data import open_corpus
+import scantling as sc
+from scantling.data import byte_tokenizer, open_corpus
 from scantling.errors import ScantlingError
 from scantling.train import checkpoints
 from scantling.train.ranks import Ranks, joined
@@ -23,12 +25,19 @@ from scantling.train.start import train
 from scantling.train.watch import Metrics
 
 
+def drawn(changes: dict[str, Any]) -> sc.Model:
+    """A small net with grouped queries and a tied table, or what `changes` make of it; no dropout."""
+    lm = fresh(**{"vocab_size": 320, "tied": True, **changes})
+    lm.tokenizer = byte_tokenizer()
+    return lm
+
+
 def run(job: dict[str, Any], folder: Path) -> None:
     """Train as the job says; only rank 0 watches. What goes wrong is written, by rank."""
     out = folder / job["out"]
     plan = settings(**job["plan"])
     rank = Ranks.here(plan.parallel).rank
-    lm = model(dropout=0.0, **job["model"])
+    lm = drawn(job["model"])
     if job.get("break") == "weights" and rank == 1:
         with torch.no_grad():
             lm.net.embed.weight[0, 0] = float("nan")

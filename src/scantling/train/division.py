@@ -5,10 +5,10 @@ of the weights, checkpoints) works on this rank's values as plain tensors in the
 among tensor ranks, along the dimension that `tensor_ranks.dimensions` names, then among data ranks, along dimension 0
 in pieces of ceil(n / ranks) as torch.chunk cuts.
 
-A checkpoint is whole: its tensors are gathered one at a time into rank 0's host memory, which writes the very files that
-one process writes, and every rank cuts its own piece out of them when it goes on. So what N ranks saved M ranks read,
-and one format, its manifest and its safety serve all. torch.distributed.checkpoint would keep shards apart, but its
-``.metadata`` is a pickle and its safetensors writer knows no optimizer. The price is host memory of rank 0 for all
+A checkpoint is whole: its tensors are gathered one at a time into rank 0's host memory, which writes the very files
+that one process writes, and every rank cuts its own piece out of them when it goes on. So what N ranks saved M ranks
+read, and one format, its manifest and its safety serve all. torch.distributed.checkpoint would keep shards apart, but
+its ``.metadata`` is a pickle and its safetensors writer knows no optimizer. The price is host memory of rank 0 for all
 weights and the optimizer state (with AdamW in float32 twelve bytes a parameter), of the other ranks for one whole
 tensor at a time, and of every rank for all weights once, when it begins.
 """
@@ -196,6 +196,12 @@ class Division:
             part = whole[place]
             part.copy_(piece[: part.numel()].view(part.shape))
         return whole
+
+
+def rows_of_a_pass(training: Training, ranks: Ranks) -> int:
+    """Rows of a micro-batch of one rank: `batch`, or less where its rows of an update are fewer or do not divide."""
+    rows = training.batch * training.accumulation // ranks.data
+    return next(n for n in range(min(training.batch, rows), 0, -1) if rows % n == 0)
 
 
 def check(lm: Model, training: Training, ranks: Ranks) -> None:

@@ -15,7 +15,7 @@ from scantling.errors import ScantlingInputError
 from scantling.model import Model
 from scantling.train.forward import How, Inputs, forward, inputs
 from scantling.train.loss import IGNORED
-from scantling.train.ranks import Ranks
+from scantling.train.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from scantling.data import Corpus, Documents, Objective
@@ -152,7 +152,7 @@ def score_documents(
     windows: Windows,
     limit: int | None = None,
     how: How | None = None,
-    ranks: Ranks = Ranks(),
+    ranks: Ranks = ALONE,
 ) -> Score:
     """Score the documents of a corpus, each for itself, the first ones up to `limit` tokens; ranks share the windows.
 
@@ -198,7 +198,7 @@ def score_objective(
     rows: Rows,
     limit: int | None,
     how: How,
-    ranks: Ranks = Ranks(),
+    ranks: Ranks = ALONE,
 ) -> Score:
     """Score documents under the objective of a run, with the same noise every time; bytes have no meaning there."""
     from scantling.data import one_pass
@@ -235,7 +235,7 @@ def _summed(score: Score, lm: Model, ranks: Ranks) -> Score:
 
 
 def _score_windows(
-    lm: Model, rows: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]], how: How, ranks: Ranks = Ranks()
+    lm: Model, rows: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]], how: How, ranks: Ranks = ALONE
 ) -> Score:
     if lm.card.family != "decoder":
         raise ScantlingInputError(f"a text is scored by a decoder, and {lm.card.name} is of family {lm.card.family}")

@@ -7,14 +7,14 @@ from scantling.data import Corpus
 from scantling.model import Model
 from scantling.train.evaluate import Rows, Score, score_documents, score_objective, start_of, windows_for
 from scantling.train.forward import How
-from scantling.train.ranks import Ranks
+from scantling.train.ranks import ALONE, Ranks
 from scantling.train.settings import boundary_of, objective, objective_of
 
 PROMPT_TOKENS = 16
 """Of a held-out document that a sample begins with, where no prompt is given."""
 
 
-def evaluate(lm: Model, corpus: Corpus, training: Training, how: How, ranks: Ranks = Ranks()) -> Score:
+def evaluate(lm: Model, corpus: Corpus, training: Training, how: How, ranks: Ranks = ALONE) -> Score:
     """The score of the held-out half: of text that is read from left to right every token, else the objective's.
 
     Ranks share the rows, and all get the same score.

@@ -225,7 +225,7 @@ def _table(net: Any, parts: Transformer) -> Tensor:
 
 
 def _scoring(head: Head, weight: Any, bias: Any) -> Scoring:
-    """How vectors are scored: by the whole vocabulary, or by the rows that this rank has of a matrix that is divided."""
+    """How vectors are scored: by the whole vocabulary, or by this rank's rows of a matrix that is divided."""
     if not hasattr(weight, "device_mesh"):
         return Scoring(weight, bias, head.vocab_size, head.softcap)
     assert weight.device_mesh.mesh_dim_names == ("tensor",), "the matrix is a shard of data ranks, outside of a pass"

@@ -26,8 +26,8 @@ class RankLost(ScantlingError):
     """Another process of the run is gone, or does not answer."""
 
 
-class Elsewhere(ScantlingInputError):
-    """What went wrong in another process, which says so itself."""
+class Told(ScantlingInputError):
+    """What went wrong in this process or in others, and rank 0 says."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,21 @@ class Ranks:
     replicated: bool = False
 
     @classmethod
-    def here(cls, parallel: Parallel = Parallel()) -> Ranks:
+    def here(cls, parallel: Parallel) -> Ranks:
         """Those of torch.distributed where it has been initialised, else one.
 
         Raises:
             ScantlingInputError: the settings ask for another number of them.
         """
-        joined = dist.is_available() and dist.is_initialized()
-        size, rank = (dist.get_world_size(), dist.get_rank()) if joined else (1, 0)
-        return cls(size, rank, *_divided(parallel, size))
+        found = cls.any_layout()
+        return cls(found.size, found.rank, *_divided(parallel, found.size))
+
+    @classmethod
+    def any_layout(cls) -> Ranks:
+        """All processes, however they will share the run."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return cls()
+        return cls(dist.get_world_size(), dist.get_rank())
 
     @property
     def data(self) -> int:
@@ -116,16 +122,18 @@ class Ranks:
         said = self.texts(text)
         other = next((rank for rank, one in enumerate(said) if one != said[0]), None)
         if other is not None:
-            raise ScantlingInputError(f"rank {other} has {what} than rank 0; all ranks of a run need the same")
+            sentence = f"rank {other} has {what} than rank 0; all ranks of a run need the same"
+            raise (ScantlingInputError if self.rank == 0 else Told)(sentence)
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What goes wrong in one process while the block runs is raised in all of them.
+        """What goes wrong in any process while the block runs ends it in all of them.
 
         The block must not need the other processes.
 
         Raises:
-            Elsewhere: in those where nothing went wrong.
+            ScantlingInputError: it went wrong in another one.
+            Told: in all processes but rank 0.
         """
         failed: ScantlingError | OSError | None = None
         try:
@@ -133,16 +141,17 @@ class Ranks:
         except (ScantlingError, OSError) as error:
             failed = error
         said = self.first(None if failed is None else str(failed) or type(failed).__name__)
-        if failed is not None:
+        if said is None:
+            return
+        if self.rank == 0 and failed is not None:
             raise failed
-        if said is not None:
-            raise Elsewhere(said)
+        raise (ScantlingInputError if self.rank == 0 else Told)(said)
 
     def alone(self, run: Callable[[], str]) -> str:
         """What `run` returns in rank 0, which alone calls it; the others wait for it.
 
         Raises:
-            Elsewhere: it went wrong there.
+            Told: it went wrong there.
         """
         text = ""
         with self.together():
@@ -165,6 +174,10 @@ class Ranks:
                 yield
 
 
+ALONE = Ranks()
+"""One process."""
+
+
 def _divided(parallel: Parallel, size: int) -> tuple[int, bool]:
     """Ranks of a tensor group, and whether the others hold all weights."""
     tensor, replicated = parallel.tensor, parallel.replicated
@@ -175,7 +188,7 @@ def _divided(parallel: Parallel, size: int) -> tuple[int, bool]:
     sharded = parallel.sharded or (1 if replicated > 1 else max(1, size // tensor))
     wanted = replicated * sharded * tensor
     if wanted != size:
-        said = ", ".join(f"{name}: {n}" for name, n in vars_of(parallel).items())
+        said = ", ".join(f"{name}: {n}" for name, n in _said(parallel).items())
         raise ScantlingInputError(
             f"parallel: {{{said}}} is a layout of {wanted} ranks or a multiple, and {size} "
             f"{'is' if size == 1 else 'are'} running (torchrun --nproc-per-node {wanted})"
@@ -183,7 +196,7 @@ def _divided(parallel: Parallel, size: int) -> tuple[int, bool]:
     return tensor, replicated > 1
 
 
-def vars_of(parallel: Parallel) -> dict[str, int]:
+def _said(parallel: Parallel) -> dict[str, int]:
     """The numbers of ranks that are set."""
     found = {"sharded": parallel.sharded, "tensor": parallel.tensor, "replicated": parallel.replicated}
     return {name: n for name, n in found.items() if n is not None and (n > 1 or name == "sharded")}
@@ -223,10 +236,11 @@ def joined(device: str, where: str | None = None) -> Iterator[str]:
     try:
         dist.init_process_group("nccl" if kind == "cuda" else "gloo", where, PATIENCE, size, rank)
         yield device
+    except Told:
+        raise SystemExit(2) from None
     except RuntimeError as error:
         raise RankLost(_gone(error)) from error
-    finally:
-        _leave()
+    dist.destroy_process_group()
 
 
 def _gone(error: RuntimeError) -> str:
@@ -236,8 +250,3 @@ def _gone(error: RuntimeError) -> str:
     if not (isinstance(error, dist.DistError) or any(sign in text for sign in signs)):
         raise error
     return f"another rank is gone or does not answer, so this one ends too ({text.strip().splitlines()[0][:200]})"
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()

@@ -26,12 +26,13 @@ from scantling.model import Model
 from scantling.saving import save
 from scantling.tensor import router_losses
 from scantling.train import checkpoints, settings, state
-from scantling.train.division import Division
+from scantling.train.division import Division, rows_of_a_pass
 from scantling.train.ema import Ema
 from scantling.train.evaluate import Score
 from scantling.train.evaluation import evaluate, samples, wants_samples
 from scantling.train.forward import Inputs, forward, inputs
 from scantling.train.lora import Adapters
+from scantling.train.ranks import Told
 from scantling.train.signals import Stop
 from scantling.train.speed import (
     CONVENTION,
@@ -156,11 +157,8 @@ class Run:
 
     def _micro(self, batch: Batch) -> list[Inputs]:
         """The micro-batches of an update, as tensors."""
-        rows = len(batch.ids)
-        size = next(n for n in range(min(self.training.batch, rows), 0, -1) if rows % n == 0)
-        return [
-            inputs(batch.rows(i, i + size), self.lm.parts, self.lm.device) for i in range(0, rows, size)
-        ]
+        rows, size = len(batch.ids), rows_of_a_pass(self.training, self.stepper.ranks)
+        return [inputs(batch.rows(i, i + size), self.lm.parts, self.lm.device) for i in range(0, rows, size)]
 
     def _count(self, batch: Batch, micro: Sequence[Inputs], seconds: float, signal: str | None) -> str | None:
         """Count an update; returns the signal by which any process was asked to stop."""
@@ -196,9 +194,10 @@ class Run:
             return
         newest = f"the newest checkpoint is of step {self.saved_step}" if self.saved_step else "nothing is saved yet"
         again = f" ({progress.skipped} in a row)" if progress.skipped > 1 else ""
-        raise TrainingStopped(
+        sentence = (
             f"update {progress.step} was not made{again}: {outcome.fault}; the weights are those of before, {newest}"
         )
+        raise (TrainingStopped if self.stepper.ranks.rank == 0 else Told)(sentence)
 
     def _due(self, every: int) -> bool:
         return bool(every) and self.progress.step % every == 0
@@ -270,7 +269,9 @@ class Run:
 
     def _held(self) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
         """What a checkpoint holds, whole in rank 0: the net's weights (None: as they stand there), and the rest."""
-        tensors = {f"optimizer/{name}": value for name, value in self.division.whole(self.stepper.optimizers.state()).items()}
+        tensors = {
+            f"optimizer/{name}": value for name, value in self.division.whole(self.stepper.optimizers.state()).items()
+        }
         if self.ema is not None:
             tensors |= {f"ema/{name}": value for name, value in self.division.whole(self.ema.means).items()}
         if self.adapters is not None:

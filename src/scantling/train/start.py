@@ -35,19 +35,13 @@ def begin(
         ScantlingInputError: settings that do not go together, a tokenizer larger than the vocabulary, or a head that
             cannot be trained.
     """
-    check_head(lm.parts)
     ranks = ranks or Ranks.here(training.parallel)
-    division.check(lm, training, ranks)
-    if corpus.manifest.vocab_size > lm.card.vocab_size:
-        raise ScantlingInputError(
-            f"the tokenizer has {corpus.manifest.vocab_size:,} tokens, and vocab_size of {lm.card.name} is "
-            f"{lm.card.vocab_size:,}: take a smaller tokenizer, or a card with more rows"
-        )
-    dtype = getattr(torch, settings.WEIGHTS[training.precision])
-    lm.net.to(dtype)
-    lm.net.requires_grad_(True)
-    lm.card = replace(lm.card, training=training)
-    adapters = None if training.lora is None else Adapters(lm, settings.lora_of(training))
+    with ranks.together():
+        _check(lm, corpus, training, ranks)
+        lm.net.to(getattr(torch, settings.WEIGHTS[training.precision]))
+        lm.net.requires_grad_(True)
+        lm.card = replace(lm.card, training=training)
+        adapters = None if training.lora is None else Adapters(lm, settings.lora_of(training))
     stored = {name: weight for name, weight in lm.net.named_parameters() if name in lm.parts.named_stored}
     weights: dict[str, Tensor] = dict(stored) if adapters is None else dict(adapters.weights)
     recipe = settings.recipe_of(training)
@@ -67,9 +61,20 @@ def begin(
         run.predicted_memory = predicted_memory(lm.parts, training, longest)
     forget_peak(lm.device)
     run.base_memory = memory_now(lm.device)
-    run._rows()
-    settings.schedule_of(training)
+    with ranks.together():
+        run._rows()
     return run
+
+
+def _check(lm: Model, corpus: Corpus, training: Training, ranks: Ranks) -> None:
+    check_head(lm.parts)
+    division.check(lm, training, ranks)
+    settings.schedule_of(training)
+    if corpus.manifest.vocab_size > lm.card.vocab_size:
+        raise ScantlingInputError(
+            f"the tokenizer has {corpus.manifest.vocab_size:,} tokens, and vocab_size of {lm.card.name} is "
+            f"{lm.card.vocab_size:,}: take a smaller tokenizer, or a card with more rows"
+        )
 
 
 def resume(run: Run, found: checkpoints.Found) -> Sequence[str]:
@@ -131,7 +136,10 @@ def train(
     """
     run = begin(lm, corpus, training, out, watchers, ranks)
     if found is not None:
-        for note in resume(run, found):
+        notes: Sequence[str] = ()
+        with run.stepper.ranks.together():
+            notes = resume(run, found)
+        for note in notes:
             run.tell("note", text=note)
     with stopping() as stop:
         return run.loop(stop)

@@ -16,7 +16,7 @@ from scantling.tensor.router_losses import Routing
 from scantling.train.division import Division
 from scantling.train.forward import How, Inputs, forward, watched
 from scantling.train.optim import Optimizers, clip, total_norm
-from scantling.train.ranks import Ranks
+from scantling.train.ranks import ALONE, Ranks
 
 WINDOW = 50
 """Updates whose mean norm a spike is compared with."""
@@ -84,7 +84,7 @@ class Stepper:
     compiled: Any = None
 
     def __post_init__(self) -> None:
-        self._own = self.division or Division(self.lm, self.optimizers.weights, Ranks())
+        self._own = self.division or Division(self.lm, self.optimizers.weights, ALONE)
 
     @property
     def ranks(self) -> Ranks:

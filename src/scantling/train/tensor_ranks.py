@@ -84,7 +84,7 @@ def partial(parts: Transformer, tensor: int) -> frozenset[str]:
         if isinstance(part, Attention)
         for name in ("q_norm", "k_norm")
         if name in part.children()
-        for weight in part.children()[name].weights()  # type: ignore[union-attr]
+        for weight in part.children()[name].weights()
     }
     if isinstance(parts.head, Head) and _splits(parts, tensor):
         found |= {join("head", name) for name in parts.head.weights()}
