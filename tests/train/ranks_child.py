@@ -1,7 +1,7 @@
 """One rank of the tests of several processes: runs the jobs of a file one after the other, each in its own folder.
 
-Run as ``python -m tests.train.ranks_child FOLDER`` with the variables that torchrun sets; FOLDER has jobs.json, a
-list of {"out", "model", "plan", "break"}: the model's and the plan's changes, and what is done to it.
+Run as ``python -m tests.train.ranks_child FOLDER`` with the variables that torchrun sets; FOLDER has the corpus and
+jobs.json, a list of {"out", "model", "plan", "twist"}: what is changed of the model and of the plan, and what happens.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tests.train.small import fresh
 from tests.train.test_run import settings
@@ -20,8 +21,10 @@ import scantling as sc
 from scantling.data import byte_tokenizer, open_corpus
 from scantling.errors import ScantlingError
 from scantling.train import checkpoints
+from scantling.train.optim import clip, total_norm
 from scantling.train.ranks import Ranks, joined
-from scantling.train.start import train
+from scantling.train.start import begin, train
+from scantling.train.step import Outcome, Stepper
 from scantling.train.watch import Metrics
 
 
@@ -33,32 +36,54 @@ def drawn(changes: dict[str, Any]) -> sc.Model:
 
 
 def run(job: dict[str, Any], folder: Path) -> None:
-    """Train as the job says; only rank 0 watches. What goes wrong is written, by rank."""
-    out = folder / job["out"]
-    plan = settings(**job["plan"])
-    rank = Ranks.here(plan.parallel).rank
-    lm = drawn(job["model"])
-    if job.get("break") == "weights" and rank == 1:
-        with torch.no_grad():
-            lm.net.embed.weight[0, 0] = float("nan")
-    found = checkpoints.newest(out)
-    watchers = [Metrics(out, 0 if found is None else found.step)] if rank == 0 else []
+    """Train as the job says; rank 0 alone watches. What goes wrong is written, by rank."""
+    out, plan, lm = folder / job["out"], settings(**job["plan"]), drawn(job["model"])
     corpus = open_corpus(folder / "corpus", held_out=0.2)
-    try:
-        train(lm, corpus, plan, out, watchers, found)
-    except ScantlingError as error:
-        (out / f"error-{rank}.txt").write_text(str(error))
+    ranks = Ranks.here(plan.parallel)
+    if job.get("twist") == "a weight is not finite in rank 1" and ranks.rank == 1:
+        with torch.no_grad():
+            lm.net.get_parameter("decoder.blocks.1.mlp.up.weight").fill_(float("nan"))
+    if job.get("twist") == "shards of the gradient":
+        shards_of_the_gradient(lm, corpus, plan, out)
+        return
+    found = checkpoints.newest(out)
+    watchers = [Metrics(out, 0 if found is None else found.step)] if ranks.rank == 0 else []
+    with pytest.MonkeyPatch.context() as patch:
+        if job.get("twist") == "rank 1 dies" and ranks.rank == 1:
+            patch.setattr(Stepper, "update", dying)
+        try:
+            train(lm, corpus, plan, out, watchers, found)
+        except ScantlingError as error:
+            (out / f"error-{ranks.rank}.txt").write_text(f"{type(error).__name__}: {error}")
+
+
+def dying(stepper: Stepper, step: int, *given: Any) -> Outcome:
+    """No update: the process is gone."""
+    os._exit(9)
+
+
+def shards_of_the_gradient(lm: sc.Model, corpus: Any, plan: Any, out: Path) -> None:
+    """A gradient of which rank 0 has the number 3 and rank 1 the number 4, clipped to a norm of 1."""
+    stepper = begin(lm, corpus, plan, out, []).stepper
+    for weight in stepper.optimizers.weights.values():
+        weight.grad = torch.zeros_like(weight)
+    held = stepper.optimizers.weights["embed.weight"].grad
+    assert held is not None
+    held[0, 0] = 3.0 + stepper.ranks.rank
+    gradients = dict(stepper.optimizers.gradients())
+    assert stepper.division is not None
+    norm = total_norm(stepper.division.norms(gradients))
+    clip(gradients, norm, 1.0)
+    (out / f"clipped-{stepper.ranks.rank}.json").write_text(json.dumps([norm, float(held[0, 0])]))
 
 
 def main(folder: Path) -> None:
     """All jobs."""
     torch.set_num_threads(1)
-    with joined("cpu", f"file://{folder / 'meeting'}"):
+    with joined("cpu", (folder / "meeting").as_uri()):
         for job in json.loads((folder / "jobs.json").read_text()):
             (folder / job["out"]).mkdir(exist_ok=True)
             run(job, folder)
-            if os.environ["RANK"] == "0":
-                print("done", job["out"], flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ tensor at a time, and of every rank for all weights once, when it begins.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,16 @@ class Cut:
 
     shape: Shape
     dim: int | None
+
+
+def place(cut: Cut, ranks: Ranks, rank: int) -> tuple[slice, ...]:
+    """Where a rank's piece stands in the whole; ranks that share no matrix have the same one."""
+    places = [slice(0, size) for size in cut.shape]
+    if cut.dim is not None:
+        places[cut.dim] = _chunk(places[cut.dim], ranks.tensor, rank % ranks.tensor)
+    if not ranks.replicated:
+        places[0] = _chunk(places[0], ranks.data, rank // ranks.tensor)
+    return tuple(places)
 
 
 class Division:
@@ -167,23 +178,14 @@ class Division:
             return whole
         if tuple(whole.shape) != cut.shape:
             raise ScantlingInputError(f"{name!r} has shape {list(whole.shape)} and {list(cut.shape)} is needed")
-        return whole[self._where(cut, self.ranks.rank)]
-
-    def _where(self, cut: Cut, rank: int) -> tuple[slice, ...]:
-        """The place of a rank's piece in the whole."""
-        places = [slice(0, size) for size in cut.shape]
-        if cut.dim is not None:
-            places[cut.dim] = _chunk(places[cut.dim], self.ranks.tensor, rank % self.ranks.tensor)
-        if self._sharded:
-            places[0] = _chunk(places[0], self.ranks.data, rank // self.ranks.tensor)
-        return tuple(places)
+        return whole[place(cut, self.ranks, self.ranks.rank)]
 
     def _gathered(self, key: str, tensor: Tensor) -> Tensor | None:
         cut = self._cuts.get(key) or self._cuts.get(key.rpartition("/")[0])
         if cut is None or not tensor.dim() or not self.divided:
             return tensor.cpu() if self.ranks.rank == 0 else None
-        places = [self._where(cut, rank) for rank in range(self.ranks.size)]
-        longest = max(_numel(place) for place in places)
+        places = [place(cut, self.ranks, rank) for rank in range(self.ranks.size)]
+        longest = max(_numel(where) for where in places)
         padded = tensor.new_zeros(longest)
         padded[: tensor.numel()] = tensor.flatten()
         if self.ranks.rank:
@@ -192,8 +194,8 @@ class Division:
         found = [torch.empty_like(padded) for _ in places]
         dist.gather(padded, found)
         whole = torch.empty(cut.shape, dtype=tensor.dtype)
-        for place, piece in zip(places, found, strict=True):
-            part = whole[place]
+        for where, piece in zip(places, found, strict=True):
+            part = whole[where]
             part.copy_(piece[: part.numel()].view(part.shape))
         return whole
 
@@ -263,15 +265,12 @@ def _local(tensor: Any) -> Tensor:
     return found
 
 
-def _chunk(place: slice, pieces: int, number: int) -> slice:
+def _chunk(whole: slice, pieces: int, number: int) -> slice:
     """A piece of a range as torch.chunk cuts: ceil(n / pieces) each, the last ones less or nothing."""
-    size = place.stop - place.start
+    size = whole.stop - whole.start
     each = -(-size // pieces)
-    return slice(place.start + min(size, number * each), place.start + min(size, (number + 1) * each))
+    return slice(whole.start + min(size, number * each), whole.start + min(size, (number + 1) * each))
 
 
-def _numel(place: tuple[slice, ...]) -> int:
-    total = 1
-    for each in place:
-        total *= each.stop - each.start
-    return total
+def _numel(where: tuple[slice, ...]) -> int:
+    return math.prod(each.stop - each.start for each in where)

@@ -24,6 +24,13 @@ from scantling.parts.position import ALiBi
 from scantling.parts.relative import RelativeBias
 from scantling.parts.transformer import Transformer
 
+_WHOLE: dict[type[Part], str] = {
+    LatentAttention: "latent attention has one compressed key for all heads",
+    GroupedLinear: "experts are divided by other means",
+    HeadNorm: "its gains are by head",
+}
+"""Parts that stay whole, and why."""
+
 
 def check(parts: Transformer, tensor: int) -> None:
     """Whether every block of a model can be divided among so many ranks.
@@ -31,6 +38,8 @@ def check(parts: Transformer, tensor: int) -> None:
     Raises:
         ScantlingInputError: one cannot; the sentence names the place.
     """
+    if tensor == 1:
+        return
     for path, part, _ in parts.walk():
         if (why := _refusal(part, tensor)) is not None:
             raise ScantlingInputError(
@@ -39,15 +48,8 @@ def check(parts: Transformer, tensor: int) -> None:
 
 
 def _refusal(part: Part, tensor: int) -> str | None:
-    if isinstance(part, LatentAttention | GroupedLinear | RelativeBias | ALiBi | HeadNorm):
-        names = {
-            LatentAttention: "latent attention has one compressed key for all heads",
-            GroupedLinear: "experts are divided by other means",
-            RelativeBias: "its shift of the scores is by head",
-            ALiBi: "its shift of the scores is by head",
-            HeadNorm: "its gains are by head",
-        }
-        return names[type(part)]
+    if type(part) in _WHOLE:
+        return _WHOLE[type(part)]
     if isinstance(part, Attention | CrossAttention):
         for name, heads in (("heads", part.n_heads), ("KV heads", part.n_kv_heads)):
             if heads % tensor:
@@ -57,6 +59,8 @@ def _refusal(part: Part, tensor: int) -> str | None:
     if isinstance(part, Attention):
         if part.sinks:
             return "its sinks are by head"
+        if isinstance(part.position, ALiBi | RelativeBias):
+            return "its shift of the scores is by head"
         if part.q_norm is not None and getattr(part.q_norm, "d", part.d_head) != part.d_head:
             return "its norm of queries and keys is over all heads"
     if isinstance(part, MLP | GatedMLP) and part.d_ff % tensor:
