@@ -246,7 +246,8 @@ def joined(device: str, where: str | None = None) -> Iterator[str]:
 def _gone(error: RuntimeError) -> str:
     """A sentence for an error of the transport; others go on as they are."""
     text = str(error)
-    signs = ("onnection", "gloo", "imed out", "imeout", "NCCL", "peer", "Socket", "store")
+    signs = ("onnection", "gloo", "imed out", "imeout", "NCCL", "by peer", "ocket")
     if not (isinstance(error, dist.DistError) or any(sign in text for sign in signs)):
         raise error
-    return f"another rank is gone or does not answer, so this one ends too ({text.strip().splitlines()[0][:200]})"
+    why = text.strip().splitlines()[0].partition(". ")[0][:200]
+    return f"another rank is gone or does not answer, so this one ends too ({why})"

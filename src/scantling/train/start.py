@@ -91,7 +91,8 @@ def resume(run: Run, found: checkpoints.Found) -> Sequence[str]:
         raise ScantlingInputError(f"{found.folder}: was trained on other data, or with another tokenizer")
     changed = settings.differences(about["training"], now["training"])
     if run.adapters is None:
-        loaded = load(found.folder, device=str(run.lm.device)).net.state_dict()
+        place = "cpu" if run.division.divided else str(run.lm.device)
+        loaded = load(found.folder, device=place).net.state_dict()
         known = run.lm.parts.named_stored
         run.division.put({name: value for name, value in loaded.items() if name in known})
     else:
