@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from tests.train.small import fresh
-from tests.train.test_run import settings
+from tests.train.test_run import Killer, settings
 
 import scantling as sc
 from scantling.data import byte_tokenizer, open_corpus
@@ -47,7 +48,9 @@ def run(job: dict[str, Any], folder: Path) -> None:
         shards_of_the_gradient(lm, corpus, plan, out)
         return
     found = checkpoints.newest(out)
-    watchers = [Metrics(out, 0 if found is None else found.step)] if ranks.rank == 0 else []
+    watchers: list[Any] = [Metrics(out, 0 if found is None else found.step)] if ranks.rank == 0 else []
+    if job.get("twist") == "rank 1 is told to stop" and ranks.rank == 1:
+        watchers = [Killer(3, signal.SIGTERM)]
     with pytest.MonkeyPatch.context() as patch:
         if job.get("twist") == "rank 1 dies" and ranks.rank == 1:
             patch.setattr(Stepper, "update", dying)

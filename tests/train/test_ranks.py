@@ -19,6 +19,7 @@ from tests.train.test_run import go, settings
 
 from scantling.data import Corpus
 from scantling.train import prove
+from scantling.train.checkpoints import steps
 from scantling.train.watch import read_metrics
 
 pytestmark = pytest.mark.slow
@@ -41,6 +42,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "odd": {"model": ODD, "plan": {**PADDED, **TERMS, "ema": 0.9}},
     "capped": {"model": CAPPED, "plan": {**PADDED, **TERMS}},
     "muon": {"model": {}, "plan": {**PADDED, "optimizer.kind": "muon", "boundary": None}},
+    "adapters": {"model": {}, "plan": {**PADDED, "lora": {"rank": 2}}},
 }
 """What is trained once by one process and then by several."""
 
@@ -103,6 +105,8 @@ def two(launch: Launch) -> Path:
             job("tensor-odd", "odd", parallel__tensor=2),
             job("tensor-capped", "capped", parallel__tensor=2),
             job("replicated", "muon", parallel__replicated=2),
+            job("adapters", "adapters", parallel__replicated=2),
+            job("stopped", "plain", twist="rank 1 is told to stop"),
             job("clipped", "plain", twist="shards of the gradient"),
             job("broken", "plain", twist="a weight is not finite in rank 1"),
             job("rows", "plain", batch=3, accumulation=1),
@@ -157,10 +161,11 @@ def same_run(run: Path, wanted: Path) -> None:
         ("tensor-odd", "odd"),
         ("tensor-capped", "capped"),
         ("replicated", "muon"),
+        ("adapters", "adapters"),
     ],
 )
 def test_two_processes_are_one(run: str, name: str, one: Path, two: Path) -> None:
-    """Shards (FSDP2), tensor ranks, and copies with Muon."""
+    """Shards (FSDP2), tensor ranks, and copies with Muon and with adapters."""
     same_run(two / run, one / name)
 
 
@@ -211,6 +216,11 @@ def test_all_ranks_agree_that_an_update_is_not_sound(two: Path) -> None:
     assert said[1] == said[0].replace("TrainingStopped", "Told")
 
 
+def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(two: Path) -> None:
+    assert list(curve(two / "stopped")) == [1, 2, 3]
+    assert steps(two / "stopped") == [2, 3]
+
+
 def test_what_cannot_be_shared_is_refused_by_rank_0_and_ends_all(two: Path) -> None:
     said = errors(two / "rows")
     assert said[0].startswith("ScantlingInputError: an update has 3 x 1 = 3 rows, which 2 ranks cannot share")
@@ -224,7 +234,8 @@ def test_a_rank_that_dies_ends_the_others(corpus: Corpus, tmp_path: Path) -> Non
     (tmp_path / "jobs.json").write_text(json.dumps([job("dies", "plain", twist="rank 1 dies")]))
     left, gone = begun([["-m", "tests.train.ranks_child", str(tmp_path)]] * 2)
     _, said = left.communicate(timeout=300)
-    assert gone.wait(timeout=60) == 9
+    gone.communicate(timeout=60)
+    assert gone.returncode == 9
     assert left.returncode not in (0, None)
     assert "RankLost: another rank is gone or does not answer" in said
 

@@ -139,6 +139,7 @@ class Division:
         """The net's state dict as one process has it; see `whole`."""
         if not self.divided:
             return dict(self._net.state_dict()) if self.ranks.rank == 0 else {}
+        self.rest()
         return self.whole({name: _local(value.detach()) for name, value in self._values()})
 
     def _values(self) -> Iterator[tuple[str, Tensor]]:

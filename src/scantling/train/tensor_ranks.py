@@ -124,9 +124,20 @@ def divide(net: nn.Module, parts: Transformer, tensor: int, mesh: Any) -> None:
     Activations between the divided maps are this rank's, everything else is the same in all ranks of the group.
     """
     from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
-    plan: dict[str, Any] = {}
+    # What several maps read becomes a DTensor once, so that its gradient is summed over ranks once.
+    shared = (Replicate(), None)
+    plan: dict[str, Any] = {
+        path: PrepareModuleInput(input_layouts=shared, desired_input_layouts=shared)
+        for path, part, _ in parts.walk()
+        if isinstance(part, Attention | CrossAttention | MLP | GatedMLP)
+    }
     for path, (how, leaf) in _leaves(parts, tensor).items():
         if isinstance(leaf, Embedding):
             # Torch calls a table row-wise whose rows are divided.
