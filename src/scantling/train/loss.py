@@ -8,7 +8,7 @@ arXiv:2410.10989, section 3.2, do the same in one kernel).
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,19 +27,48 @@ BLOCK = 2**18
 
 
 @dataclass(frozen=True)
+class Share:
+    """One rank's tokens of a vocabulary that tensor ranks divide; they all judge the same vectors.
+
+    Attributes:
+        group: of torch.distributed.
+        start: the first token of this rank.
+        whole: tokens of all ranks.
+    """
+
+    group: Any
+    start: int
+    whole: int
+
+    def sum(self, x: Tensor) -> Tensor:
+        """x summed over the ranks, in place."""
+        torch.distributed.all_reduce(x, group=self.group)
+        return x
+
+    def logsumexp(self, lse: Tensor) -> Tensor:
+        """That over all tokens, of each rank's own (n,)."""
+        parts = [torch.empty_like(lse) for _ in range(torch.distributed.get_world_size(self.group))]
+        torch.distributed.all_gather(parts, lse.contiguous(), group=self.group)
+        return torch.stack(parts).logsumexp(0)
+
+
+@dataclass(frozen=True)
 class Scoring:
     """What makes logits of vectors x (N, d): softcap(x W^T + b), the first `vocab_size` of them.
 
     Attributes:
         weight: (rows, d), at least `vocab_size` rows.
         bias: (rows,), or None.
+        vocab_size: of this rank where several divide the vocabulary.
         softcap: c in c * tanh(logits / c), or None.
+        share: what part of the vocabulary this is; None is all of it.
     """
 
     weight: Tensor
     bias: Tensor | None
     vocab_size: int
     softcap: float | None = None
+    share: Share | None = None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(N, V), in the vectors' dtype."""
@@ -110,15 +139,17 @@ def judge(
         raise ScantlingInputError(f"a piece of {rows} rows; at least 1 is needed")
     hidden, labels = hidden.flatten(0, -2), labels.flatten()
     if plain:
+        if scoring.share is not None:
+            raise ScantlingInputError("the plain loss takes the whole vocabulary, and tensor ranks divide it")
         return _plain(hidden, labels, scoring, count, terms)
     hidden, scoring = _cast(hidden, scoring)
-    if hidden.device.type == "cuda" and fused_kernel():
+    if hidden.device.type == "cuda" and scoring.share is None and fused_kernel():
         return _fused(hidden, labels, scoring, count, terms)
     weight = scoring.weight[: scoring.vocab_size]
     bias = None if scoring.bias is None else scoring.bias[: scoring.vocab_size]
     size = rows or max(16, PIECE // scoring.vocab_size)
     objective, nll = _Pieces.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, labels, scoring.softcap, terms, count, size, torch.is_grad_enabled()
+        hidden, weight, bias, labels, (scoring.softcap, scoring.share), terms, count, size, torch.is_grad_enabled()
     )
     return Judged(objective, nll)
 
@@ -135,7 +166,7 @@ def _cast(hidden: Tensor, scoring: Scoring) -> tuple[Tensor, Scoring]:
         dtype = torch.get_autocast_dtype(kind)
         bias = None if scoring.bias is None else scoring.bias.to(dtype)
         hidden = hidden.to(dtype)
-        scoring = Scoring(scoring.weight.to(dtype), bias, scoring.vocab_size, scoring.softcap)
+        scoring = replace(scoring, weight=scoring.weight.to(dtype), bias=bias)
     return hidden, scoring
 
 
@@ -187,7 +218,7 @@ class _Pieces(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         labels: Tensor,
-        softcap: float | None,
+        scores: tuple[float | None, Share | None],
         terms: Terms,
         count: float | Tensor,
         size: int,
@@ -206,7 +237,7 @@ class _Pieces(torch.autograd.Function):
             for start in range(0, hidden.shape[0], size):
                 x, y = hidden[start : start + size], labels[start : start + size]
                 logits = _scores(x, weight, bias, held[: x.shape[0]])
-                part, bare = _piece(logits, y, softcap, terms, count if any(needs) else None)
+                part, bare = _piece(logits, y, scores, terms, count if any(needs) else None)
                 objective += part.sum(dtype=sums)
                 nll += bare.sum(dtype=sums)
                 if not any(needs):
@@ -220,6 +251,8 @@ class _Pieces(torch.autograd.Function):
                     d_weight.addmm_(narrow.T, x)
                 elif d_weight is not None:
                     d_weight += narrow.T @ x
+        if d_hidden is not None and scores[1] is not None:
+            scores[1].sum(d_hidden)
         ctx.gradients = (
             d_hidden,
             None if d_weight is None else d_weight.to(weight.dtype),
@@ -247,53 +280,64 @@ def _scores(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tens
 
 
 def _piece(
-    logits: Tensor, labels: Tensor, softcap: float | None, terms: Terms, count: float | Tensor | None
+    logits: Tensor,
+    labels: Tensor,
+    scores: tuple[float | None, Share | None],
+    terms: Terms,
+    count: float | Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Each row's objective and bare loss (n,), of logits (n, V) before the cap.
 
     They are overwritten by d objective / d logits over `count`; None wants no slope, and leaves no meaning in them.
-    A few rows at a time, so that all passes over them find them in a cache.
+    A few rows at a time, so that all passes over them find them in a cache; ranks that ask each other do it once.
     """
-    size = logits.shape[0] if logits.device.type != "cpu" else max(1, BLOCK // logits.shape[1])
+    whole = logits.device.type != "cpu" or scores[1] is not None
+    size = logits.shape[0] if whole else max(1, BLOCK // logits.shape[1])
     found = [
-        _rows(logits[i : i + size], labels[i : i + size], softcap, terms, count)
-        for i in range(0, logits.shape[0], size)
+        _rows(logits[i : i + size], labels[i : i + size], scores, terms, count) for i in range(0, logits.shape[0], size)
     ]
     return torch.cat([each for each, _ in found]), torch.cat([bare for _, bare in found])
 
 
 def _rows(
-    x: Tensor, labels: Tensor, softcap: float | None, terms: Terms, count: float | Tensor | None
+    x: Tensor, labels: Tensor, scores: tuple[float | None, Share | None], terms: Terms, count: float | Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """`_piece` of rows x (n, V), which are overwritten.
 
     With p the softmax, e the smoothing and z the factor on lse^2, the slope is (1 + 2 z lse) p - (1 - e) onehot
-    - e / V, through the cap times 1 - (capped / c)^2.
+    - e / V, through the cap times 1 - (capped / c)^2. Where ranks divide the vocabulary each has its columns of the
+    logits, and of the rows' sums (of exponentials, of the label's logit, of all logits) its part.
     """
+    softcap, share = scores
     judged = labels != IGNORED
-    at = labels.clamp(min=0)[:, None]
+    own = judged if share is None else judged & (labels >= share.start) & (labels < share.start + x.shape[-1])
+    at = torch.where(own, labels - (0 if share is None else share.start), 0)[:, None]
     turned = None
     if softcap is not None:
         x.div_(softcap).tanh_()
         turned = None if count is None else x.clone()
         x.mul_(softcap)
-    e, z, zero = terms.label_smoothing, terms.z_loss, x.new_zeros(())
+    e, z, zero, n = terms.label_smoothing, terms.z_loss, x.new_zeros(()), x.shape[-1]
     picked = x.gather(-1, at)[:, 0]
-    mean = x.mean(-1) if e else zero
+    total = x.sum(-1) if e else zero
     most = x.amax(-1, keepdim=True)
-    total = x.sub_(most).exp_().sum(-1, keepdim=True)
-    lse = (total.log() + most)[:, 0]
+    exponentials = x.sub_(most).exp_().sum(-1, keepdim=True)
+    lse = (exponentials.log() + most)[:, 0]
+    if share is not None:
+        lse, picked, n = share.logsumexp(lse), share.sum(picked * own), share.whole
+        total = share.sum(total) if e else zero
+        exponentials = (lse[:, None] - most).exp()
     bare = torch.where(judged, lse - picked, zero)
-    each = (1 - e) * bare + e * torch.where(judged, lse - mean, zero) if e else bare
+    each = (1 - e) * bare + e * torch.where(judged, lse - total / n, zero) if e else bare
     if z:
         each = each + z * torch.where(judged, lse.square(), zero)
     if count is None:
         return each, bare
-    share = judged.to(x.dtype)[:, None] / count
-    x.mul_(share * (1 + 2 * z * lse[:, None]) / total if z else share / total)
+    counts = judged.to(x.dtype)[:, None] / count
+    x.mul_(counts * (1 + 2 * z * lse[:, None]) / exponentials if z else counts / exponentials)
     if e:
-        x.sub_(share * (e / x.shape[-1]))
-    x.scatter_add_(-1, at, (share * -(1 - e)).to(x.dtype))
+        x.sub_(counts * (e / n))
+    x.scatter_add_(-1, at, (own[:, None] * counts * -(1 - e)).to(x.dtype))
     if turned is not None:
         x.mul_(1 - turned.square())
     # What is not judged says nothing, also where it is not finite.
