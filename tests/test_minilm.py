@@ -103,6 +103,45 @@ def test_sixteen_bits_round_and_no_more(minilm: Any) -> None:
     assert float(torch.nn.functional.cosine_similarity(narrow, minilm.embed(TEXTS)).min()) > 0.999
 
 
+def test_many_texts_go_through_laid_out_matrices_and_give_what_each_gives_alone(minilm: Any) -> None:
+    from scantling.generate.embed import MANY_TOKENS
+    from scantling.generate.laid_out import _Product, _Widened, laid_out
+
+    texts = TEXTS * 25
+    assert sum(len(minilm.tokenizer.encode(text)) for text in texts) >= MANY_TOKENS
+    alone = torch.cat([minilm.embed([text]) for text in TEXTS])
+    torch.testing.assert_close(minilm.embed(texts), alone.repeat(25, 1), atol=1e-6, rtol=0)
+    twin = laid_out(minilm.net)
+    assert laid_out(minilm.net) is twin
+    # q, k, v, o, up and down of six layers, and the pooler that the file has.
+    kinds = [type(module) for module in twin.modules()]
+    assert (kinds.count(_Product), kinds.count(_Widened)) == (6 * 6 + 1, 6)
+
+
+def test_changed_weights_are_laid_out_anew() -> None:
+    """Tanh-approximated and exact GELU, ReLU, and a twin that was made before the weights changed."""
+    from msgspec.structs import replace as replace_card
+
+    from scantling.generate.embed import vectors
+    from scantling.generate.laid_out import can, laid_out
+
+    card = sc.card("all-minilm-l6-v2")
+    card = replace_card(card, n_layers=2, d_model=64, vocab_size=90, mlp=replace_card(card.mlp, d_ff=96))
+    for act in ("gelu", "gelu_tanh", "relu"):
+        lm = sc.new(replace_card(card, mlp=replace_card(card.mlp, act=act)), seed=1)
+        lm.net.requires_grad_(False)
+        rows = [[i % 90 for i in range(start, start + 64)] for start in range(40)]
+        assert can(lm.net)
+        few = torch.cat([vectors(lm, [row]) for row in rows])
+        torch.testing.assert_close(vectors(lm, rows), few, atol=1e-6, rtol=0)
+        old = laid_out(lm.net)
+        lm.net.encoder.blocks[0].mlp.up.weight.mul_(2)
+        assert laid_out(lm.net) is not old
+        again = torch.cat([vectors(lm, [row]) for row in rows])
+        assert float((again - few).abs().max()) > 1e-4
+        torch.testing.assert_close(vectors(lm, rows), again, atol=1e-6, rtol=0)
+
+
 @pytest.mark.slow
 def test_compiled_vectors_are_the_same(minilm: Any) -> None:
     """40 s idle: the net is compiled for any number of rows and tokens."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from scantling.errors import ScantlingInputError
+from scantling.generate.laid_out import can, laid_out
 from scantling.parts.heads import Head, Labels, TextVector
 from scantling.passes import Given, prepare
 from scantling.tensor.context import Context
@@ -22,6 +23,8 @@ MOST_TOKENS = 1024
 """Of a batch, padding included; more rows do not make matrix products faster, and their activations leave the cache."""
 FULL_TOKENS = 384
 """From here on products are as fast as they get, and a batch may end for the sake of equal lengths."""
+MANY_TOKENS = 2048
+"""From here on matrices are laid out for the processor first, which takes about as long as so many tokens."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,8 @@ def vectors(
     """
     out = torch.empty(len(rows), model.card.d_model)
     head = isinstance(model.parts.head, TextVector)
+    if not compiled and sum(map(len, rows)) >= MANY_TOKENS and can(model.net):
+        model = replace(model, net=laid_out(model.net))
     run = _compiled(model.net) if compiled else model.net
     with torch.inference_mode():
         for chosen, ids, mask in batches(model, rows, batch_size):
