@@ -27,7 +27,7 @@ GELU = {"gelu": "none", "gelu_tanh": "tanh"}
 def can(net: nn.Module) -> bool:
     """Whether these weights can be laid out here: on the CPU, in float32 or bfloat16, by a torch that has oneDNN."""
     first = next(net.parameters())
-    has = torch.backends.mkldnn.is_available() and all(
+    has = bool(torch.backends.mkldnn.is_available()) and all(  # type: ignore[no-untyped-call]
         hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
     )
     return has and first.device.type == "cpu" and first.dtype in (torch.float32, torch.bfloat16)
@@ -74,7 +74,7 @@ class _Product(nn.Module):
         super().__init__()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
         self._shift = None if linear.bias is None else linear.bias.detach()
-        self._after = ("none", [], "") if gelu is None else ("gelu", [], gelu)
+        self._after: tuple[str, list[float], str] = ("none", [], "") if gelu is None else ("gelu", [], gelu)
 
     def forward(self, x: Tensor, *_: Any) -> Tensor:
         found: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._shift, *self._after)
