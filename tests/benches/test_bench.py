@@ -117,9 +117,9 @@ def test_every_family_is_measured(capsys: pytest.CaptureFixture[str], name: str)
 
 @pytest.mark.slow
 def test_transformers_runs_the_same_weights(capsys: pytest.CaptureFixture[str]) -> None:
-    """17 s idle: three imports of transformers."""
+    """30 s idle: imports of torch in six processes and of transformers in two."""
     pytest.importorskip("transformers")
-    for name in ("llama-gqa", "t5-v1_1", "bert"):
+    for name in ("llama-gqa", "t5-v1_1"):
         found, _ = bench(capsys, str(TINY / name), "--engine", "torch", "--against", "transformers")
         ours, theirs = found["rows"]
         assert (ours["engine"], theirs["engine"]) == ("torch", "transformers")
