@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,6 +191,8 @@ class Model:
         Raises:
             ScantlingInputError: labels of another shape, out of the vocabulary, or none left after the shift; or a
                 smoothing below 0 or above 1.
+
+        Warns where a decoder's row begins with one id as the label of several other tokens: a prompt is left out by -100.
         """
         torch = need("torch", "run the model")
         if not isinstance(self.parts.head, Head):
@@ -214,6 +217,8 @@ class Model:
         if document_ids is not None:
             wanted = wanted.masked_fill(self._unjudged(inputs.documents(document_ids, wanted, self.card)), -100)
         if self.card.family == "decoder":
+            if (note := inputs.filled_prompts(self.ids(ids), wanted)) is not None:
+                warnings.warn(note, stacklevel=2)
             logits, wanted = logits[:, :-1], wanted[:, 1:]
         if bool(((wanted < 0) & (wanted != -100) | (wanted >= self.card.vocab_size)).any()):
             raise ScantlingInputError(f"a label is outside the vocabulary of {self.card.vocab_size} and is not -100")
@@ -323,8 +328,6 @@ class Model:
         Raises:
             ScantlingInputError: no encoder, no tokenizer, no texts, one without any token, or a length out of range.
         """
-        import warnings
-
         need("torch", "embed texts")
         from scantling.generate.embed import encode_for_vectors, vectors
 

@@ -21,6 +21,8 @@ from scantling.text.tokenizer import Tokenizer
 MANIFEST = "manifest.json"
 FORMAT = 1
 DEFAULT_HELD_OUT = 0.05
+_LOOKED_AT = 64
+"""Conversations that are looked at for prompts that are judged."""
 
 
 @dataclass(frozen=True)
@@ -200,8 +202,19 @@ class Corpus:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know."""
-        cut = len(self.records) == 1 and len(self.held_out) == 1
-        return (*self.manifest.notes, *(["the one document is cut: its end is held out"] if cut else []))
+        notes = [*self.manifest.notes]
+        if len(self.records) == 1 and len(self.held_out) == 1:
+            notes.append("the one document is cut: its end is held out")
+        if self.manifest.kind == "chat" and self._all_spoken(first := self.train.take(_LOOKED_AT)):
+            notes.append(
+                f"every token of the first {len(first)} conversations is judged as the assistant's, prompts included: the "
+                "tag `generation` of the chat template belongs around the assistant's messages alone"
+            )
+        return tuple(notes)
+
+    @staticmethod
+    def _all_spoken(documents: Documents) -> bool:
+        return len(documents) > 0 and all(bool(documents.spoken(n).all()) for n in range(len(documents)))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

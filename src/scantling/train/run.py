@@ -32,6 +32,8 @@ from scantling.train.signals import Stop
 from scantling.train.speed import (
     CONVENTION,
     MEMORY_CONVENTION,
+    MFU_CONVENTION,
+    DocumentFlops,
     Peak,
     counted_flops,
     forget_peak,
@@ -92,6 +94,10 @@ class Run:
     most_memory: int | None = None
     saved_step: int | None = None
     last_batch: Inputs | None = None
+    document_flops: DocumentFlops = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.document_flops = DocumentFlops(self.lm.parts)
 
     def loop(self, stop: Stop) -> Summary:
         """Train to the end.
@@ -114,7 +120,7 @@ class Run:
             factor = schedule.factor(progress.step)
             outcome = self.stepper.update(progress.step, micro, factor)
             progress.cursor = dict(batch.cursor)
-            self._count(batch, micro, time.perf_counter() - began)
+            self._count(batch, time.perf_counter() - began)
             last, score = outcome.loss, None
             self._tell_step(outcome, factor, time.perf_counter() - began)
             self._judge(outcome)
@@ -157,9 +163,9 @@ class Run:
             for i in range(self.training.accumulation)
         ]
 
-    def _count(self, batch: Batch, micro: Sequence[Inputs], seconds: float) -> None:
-        ranks = self.stepper.ranks
-        tokens = int(ranks.sums([float(batch.tokens)], self.lm.device)[0])
+    def _count(self, batch: Batch, seconds: float) -> None:
+        work = [float(batch.tokens), float(self.document_flops.of(batch))]
+        tokens, flops = (int(value) for value in self.stepper.ranks.sums(work, self.lm.device))
         self.progress.step += 1
         self.progress.tokens += tokens
         self.progress.seconds += seconds
@@ -167,7 +173,7 @@ class Run:
         if self.progress.step > self.started_at + 1 or self.training.steps == 1:
             self.tokens_here += tokens
             self.seconds_here += seconds
-            self.flops_here += ranks.size * sum(training_flops(self.lm.parts, inner) for inner in micro)
+            self.flops_here += flops
 
     def _judge(self, outcome: Outcome) -> None:
         """Act on an update that was refused.
@@ -305,6 +311,8 @@ class Run:
             flops_predicted=training_flops(self.lm.parts, batch),
             flops_counted=counted,
             convention=CONVENTION,
+            flops_of_updates=self.flops_here,
+            mfu_convention=MFU_CONVENTION,
             seconds=self.seconds_here,
             seconds_at_peak=self.flops_here / (self.stepper.ranks.size * self.peak.flops),
             peak=self.peak.flops,
@@ -337,7 +345,7 @@ class Run:
 
     @property
     def mfu(self) -> float:
-        """Share of the dense peak of all ranks, by `speed.CONVENTION`."""
+        """Share of the dense peak of all ranks, by `speed.MFU_CONVENTION`."""
         size = self.stepper.ranks.size
         return self.flops_here / self.seconds_here / (size * self.peak.flops) if self.seconds_here else 0.0
 
