@@ -79,8 +79,8 @@ def filled_prompts(ids: Tensor, labels: Tensor) -> str | None:
         return None
     row = int(rows.long().argmax())
     return (
-        f"the first {int(counts[row])} labels of row {row} are all {int(labels[row, 0])}, and the tokens there are others: "
-        "they are judged as that token; what is not to be judged, such as a prompt, has the label -100"
+        f"the first {int(counts[row])} labels of row {row} are all {int(labels[row, 0])}, and the tokens there are "
+        "others: they are judged as that token; what is not to be judged, such as a prompt, has the label -100"
     )
 
 

@@ -192,7 +192,7 @@ class Model:
             ScantlingInputError: labels of another shape, out of the vocabulary, or none left after the shift; or a
                 smoothing below 0 or above 1.
 
-        Warns where a decoder's row begins with one id as the label of several other tokens: a prompt is left out by -100.
+        Warns where a decoder's row begins with one id as the label of several other tokens: -100 leaves a prompt out.
         """
         torch = need("torch", "run the model")
         if not isinstance(self.parts.head, Head):

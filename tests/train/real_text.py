@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import gettext
-import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import files
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scantling.data import Corpus, open_corpus
+from scantling.data import Corpus, Documents, open_corpus
 
 PAIRS = "jupyterlab-language-pack-fr-fr"
 """Messages of JupyterLab and its extensions in English and French, under the BSD licence."""
@@ -30,7 +29,7 @@ def topics(folder: Path) -> Path:
 
 
 def french(path: Path, longest: int = 60) -> Path:
-    """Pairs of an English message of at most so many characters and its translation, tab-separated; each source once."""
+    """Lines of an English message of at most so many characters, a tab and its translation; each message once."""
     found: dict[str, str] = {}
     for file in sorted(str(f.locate()) for f in files(PAIRS) or () if str(f).endswith(".mo")):
         with open(file, "rb") as catalog:
@@ -49,10 +48,17 @@ def prepared(cache: Path, held_out: float) -> Corpus:
     return open_corpus(manifest.parent, held_out=held_out)
 
 
-def unigram(ids: Sequence[int], vocab_size: int) -> NDArray[np.float64]:
-    """Log-probability of each id by how often it comes in the training text, one added to each count."""
+def each(documents: Documents) -> Iterator[Documents]:
+    """One document after another, for itself."""
+    for n in range(len(documents)):
+        yield replace(documents, spans=documents.spans[n : n + 1])
+
+
+def unigram(corpus: Corpus, vocab_size: int) -> NDArray[np.float64]:
+    """Log-probability of each id by how often it comes in the training half, one added to each count (Laplace)."""
     counts = np.ones(vocab_size)
-    np.add.at(counts, np.asarray(ids), 1)
+    for n in range(len(corpus.train)):
+        np.add.at(counts, corpus.train.ids(n), 1)
     logs: NDArray[np.float64] = np.log(counts / counts.sum())
     return logs
 
@@ -92,16 +98,3 @@ def chrf(written: str, wanted: str, order: int = 6, beta: float = 2.0) -> float:
 
 def _grams(text: str, n: int) -> Counter[str]:
     return Counter(text[i : i + n] for i in range(len(text) - n + 1))
-
-
-def log_softmax(logits: Any) -> NDArray[np.float64]:
-    """Of the last axis, as float64."""
-    values = np.asarray(logits, np.float64)
-    values = values - values.max(-1, keepdims=True)
-    found: NDArray[np.float64] = values - np.log(np.exp(values).sum(-1, keepdims=True))
-    return found
-
-
-def binomial_tail(wins: int, n: int) -> float:
-    """P(at least so many of n fair coins): the sign test."""
-    return sum(math.comb(n, k) for k in range(wins, n + 1)) / 2**n

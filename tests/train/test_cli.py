@@ -110,13 +110,14 @@ BAD = {
     "no sign": (["--set", "steps"], "a key and its value are needed"),
     "a kind": (["--optimizer", "adam"], "training.optimizer.kind is 'adam'; allowed: adamw"),
     "steps": (["--steps", "0"], "training.steps is 0"),
-    "the 8-bit optimizer": (["--optimizer", "adamw-8bit"], "no optimizer 'adamw-8bit' to train with"),
     "rows": (["--tokens", "9999"], "rows of 9999 tokens are longer than the context of tiny, 256"),
     "a missing file": (["--data", "nowhere.txt"], "nowhere.txt"),
     "nothing to go on from": (["--resume", "--out", "new"], "new: has no checkpoint to go on from"),
     "a device": (["--device", "tpu"], "no device 'tpu' on this machine"),
     "warm-up": (["--set", "schedule.warmup=50", "--steps", "20"], "take more updates than the 20"),
     "an objective of another family": (["--objective", "seq2seq"], "seq2seq"),
+    "a tracker that is not installed": (["--track", "trackio"], "trackio is needed to track a run with trackio and"),
+    "whole words": (["--set", "whole_words=true"], "training.whole_words goes with the objective masked, not with"),
     "adapters": (["--set", "lora={targets: [attn]}"], "no linear map of the blocks is named 'attn'"),
 }
 

@@ -57,11 +57,12 @@ class Ask:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run is written, and whether it goes on there; `plain` lines or a panel."""
+    """Where a run is written, and whether it goes on there; `plain` lines or a panel; what else is told its numbers."""
 
     out: Path
     go_on: bool
     plain: bool
+    track: tuple[str, ...]
 
 
 @click.command()
@@ -81,7 +82,7 @@ class Place:
 @click.option("--tokens", type=int, help="Of a row.")
 @click.option("--accumulation", type=int, help="Micro-batches of an update.")
 @click.option("--lr", type=float, help="The peak rate.")
-@click.option("--optimizer", help="adamw, muon or sgd.")
+@click.option("--optimizer", help="adamw, adamw-8bit, muon or sgd.")
 @click.option("--schedule", help="constant, cosine, linear, wsd or inverse_sqrt.")
 @click.option("--precision", help="fp32, bf16-mixed, bf16-master or bf16.")
 @click.option("--objective", help="causal, masked, seq2seq, spans or prefix.")
@@ -91,6 +92,7 @@ class Place:
 @click.option("--eval-every", type=int, metavar="N")
 @click.option("--save-every", type=int, metavar="N")
 @click.option("--set", "more", multiple=True, metavar="KEY=VALUE", help="Any key of the card's training section.")
+@click.option("--track", multiple=True, type=click.Choice(["wandb", "trackio"]), help="Send the numbers there, too.")
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--plain", is_flag=True, help="Lines instead of a panel, also on a terminal.")
 @show.revision_option
@@ -106,6 +108,7 @@ def command(
     held_out: float,
     device: str,
     plain: bool,
+    track: tuple[str, ...],
     revision: str | None,
     more: tuple[str, ...],
     **short: Any,
@@ -119,13 +122,15 @@ def command(
     training_of(card, changes, card.name)
     need("torch", "train")
     need("tokenizers", "train on text")
+    for library in track:
+        need(library, f"track a run with {library}")
     from scantling.data import Sources
 
     ask = Ask(model, Sources(data, kind, fields), tokenizer, held_out, device, revision)
     if prove:
         _prove(ask, training_of(card, changes, card.name))
     else:
-        _train(ask, card, changes, Place(_folder(out, card.name, go_on), go_on, plain))
+        _train(ask, card, changes, Place(_folder(out, card.name, go_on), go_on, plain, track))
 
 
 def _changes(short: Mapping[str, Any], more: tuple[str, ...]) -> dict[str, Any]:
@@ -174,11 +179,13 @@ def _train(ask: Ask, card: Card, changes: Mapping[str, Any], place: Place) -> No
         training = training_of(_as_before(card, found), changes, card.name)
         asked = _data_of(ask, out, found)
         lm, corpus = _made(ask, asked, training)
-        watchers = [Metrics(out, 0 if found is None else found.step), view(training, place.plain), *_tensorboard(out)]
+        watchers: list[Watcher] = [Metrics(out, 0 if found is None else found.step), view(training, place.plain)]
+        watchers += _sinks(place, lm.card.name, training, watchers[:])
         try:
             summary = train(lm, corpus, training, out, watchers, found)
         finally:
-            for watcher in watchers:
+            # What was made last may still have a word for those before it.
+            for watcher in reversed(watchers):
                 watcher.close()
     _report(out, lm.card.name)
     click.echo(f"{summary.folder}: {summary.reason} after update {summary.step}", err=True)
@@ -232,13 +239,24 @@ def _made(ask: Ask, asked: Asked, training: Training) -> tuple[Model, Corpus]:
     return lm, corpus
 
 
-def _tensorboard(out: Path) -> list[Watcher]:
-    """TensorBoard's files where the library is installed."""
+def _sinks(place: Place, name: str, training: Training, watchers: list[Watcher]) -> list[Watcher]:
+    """TensorBoard's files where the library is installed, and the trackers that were asked for."""
     from importlib.util import find_spec
 
-    from scantling.train.watch import TensorBoard
+    import msgspec
 
-    return [TensorBoard(out)] if find_spec("tensorboard") is not None else []
+    from scantling.train.sinks import Spare, TensorBoard, Tracker
+
+    def say(text: str) -> None:
+        for watcher in watchers:
+            watcher.record({"kind": "note", "step": 0, "text": text})
+
+    settings = msgspec.json.decode(msgspec.json.encode(training))
+    found: list[tuple[str, Watcher]] = []
+    if find_spec("tensorboard") is not None:
+        found.append(("tensorboard", TensorBoard(place.out)))
+    found += [(library, Tracker(library, place.out, name, settings)) for library in place.track]
+    return [Spare(name, sink, say) for name, sink in found]
 
 
 def _report(out: Path, name: str) -> None:

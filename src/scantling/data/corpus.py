@@ -207,8 +207,8 @@ class Corpus:
             notes.append("the one document is cut: its end is held out")
         if self.manifest.kind == "chat" and self._all_spoken(first := self.train.take(_LOOKED_AT)):
             notes.append(
-                f"every token of the first {len(first)} conversations is judged as the assistant's, prompts included: the "
-                "tag `generation` of the chat template belongs around the assistant's messages alone"
+                f"every token of the first {len(first)} conversations is judged as the assistant's, prompts "
+                "included: the tag `generation` of the chat template belongs around the assistant's messages alone"
             )
         return tuple(notes)
 

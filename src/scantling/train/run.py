@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from scantling.cards import to_yaml
 from scantling.cards.training import Training
+from scantling.checkpoint.save import Saved
 from scantling.data import Batch, Corpus, batches
 from scantling.errors import ScantlingError
 from scantling.model import Model
@@ -42,6 +43,9 @@ from scantling.train.speed import (
 )
 from scantling.train.step import Outcome, Stepper
 from scantling.train.watch import Watcher
+
+MEAN = "ema"
+"""The folder in a checkpoint that has the mean of the weights, a model like any other."""
 
 
 class TrainingStopped(ScantlingError):
@@ -245,8 +249,10 @@ class Run:
         return folder
 
     def _write(self, folder: Path) -> None:
-        with nullcontext() if self.adapters is None else self.adapters.merged():
-            saved = save(self.lm, folder)
+        saved = self._save(folder)
+        if self.ema is not None:
+            with self.ema.swapped():
+                self._save(folder / MEAN)
         notes = list(saved.notes)
         if self.adapters is not None:
             notes += self.adapters.save_peft(folder / "adapter", saved.model_type)
@@ -258,7 +264,14 @@ class Run:
             tensors |= {f"ema/{name}": value for name, value in self.ema.means.items()}
         if self.adapters is not None:
             tensors |= {f"lora/{name}": value for name, value in self.adapters.weights.items()}
+        if self.stepper.balance is not None:
+            tensors |= {f"router/{path}": shift for path, shift in self.stepper.balance.shifts.items()}
         state.write(folder, self.progress, self.about(), tensors)
+
+    def _save(self, folder: Path) -> Saved:
+        """The net as it is, adapters merged, as a folder of its own."""
+        with nullcontext() if self.adapters is None else self.adapters.merged():
+            return save(self.lm, folder)
 
     def about(self) -> dict[str, Any]:
         """What a run must have in common with the one that it goes on from."""

@@ -151,7 +151,6 @@ def predicted_memory(parts: Transformer, training: Training, tokens: int) -> int
         training.optimizer.kind,
         "chunked",
         micro_batches=training.accumulation,
-        main_gradients=training.precision == "bf16-master",
     )
     w = Workload(training.batch, tokens, training=True, recompute=training.recompute)
     lines = training_account.training_memory(parts, w, recipe)

@@ -13,6 +13,7 @@ import torch
 from scantling.data.mixing import mix
 from scantling.model import Model
 from scantling.tensor.router_losses import Routing
+from scantling.train.balance import Balance
 from scantling.train.forward import How, Inputs, forward, watched
 from scantling.train.optim import Optimizers, clip, norms_by_block, total_norm
 from scantling.train.ranks import Ranks
@@ -70,6 +71,7 @@ class Stepper:
 
     Attributes:
         compiled: the net as torch.compile runs it, in updates only; None runs it as it is.
+        balance: of experts whose choice has a stored shift; None leaves the shifts as they are.
     """
 
     lm: Model
@@ -80,6 +82,7 @@ class Stepper:
     ranks: Ranks = field(default_factory=Ranks)
     guard: Guard = field(default_factory=Guard)
     compiled: Any = None
+    balance: Balance | None = None
 
     def update(self, step: int, batches: Sequence[Inputs], factor: float) -> Outcome:
         """Accumulate over micro-batches, judge the gradient, and update with `factor` times the peak rate.
@@ -103,6 +106,8 @@ class Stepper:
             self.optimizers.gather()
             nll, objective = nll + float(result.nll), objective + float(result.objective.detach())
             routing = result.routing
+            if self.balance is not None:
+                self.balance.count(routing, batch.real)
         nll, objective = self.ranks.sums([nll, objective], device)
         given = dict(self.optimizers.gradients())
         # In the order of execution, which the search for the first fault relies on.
@@ -114,8 +119,12 @@ class Stepper:
             if self.limit is not None:
                 clip(gradients, norm, self.limit)
             self.optimizers.step(factor)
+            if self.balance is not None:
+                self.balance.update(self.ranks)
         else:
             self.optimizers.clear()
+            if self.balance is not None:
+                self.balance.forget()
         return Outcome(nll / count, objective, int(count), norm, norms, fault, routing)
 
     def _fault(

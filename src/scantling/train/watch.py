@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,38 +70,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-class TensorBoard:
-    """The same records as TensorBoard's event files in RUN/tensorboard.
-
-    A disk that is full or a folder that cannot be written ends these files and not the run.
-    """
-
-    def __init__(self, run: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer: Any = SummaryWriter(str(run / "tensorboard"))
-
-    def record(self, record: Record) -> None:
-        """Write the numbers of a record."""
-        if self._writer is None or record["kind"] not in ("step", "evaluation"):
-            return
-        try:
-            for name, value in _numbers(record):
-                self._writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
-        except OSError:
-            self._writer = None
-
-    def close(self) -> None:
-        """Flush and close."""
-        if self._writer is not None:
-            self._writer.close()
-
-
-def _numbers(record: Record, prefix: str = "") -> Iterable[tuple[str, float]]:
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool) and name != "step":
-            yield f"{prefix}{name}", float(value)
