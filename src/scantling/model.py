@@ -24,6 +24,7 @@ from scantling.errors import ScantlingInputError, need
 from scantling.parts.heads import Head
 from scantling.parts.transformer import Transformer
 from scantling.passes import Given, prepare
+from scantling.text.pieces import FILES as SENTENCEPIECE
 from scantling.text.tokenizer import Tokenizer
 from scantling.units import weights_dtype
 
@@ -432,7 +433,7 @@ def _tokenizer(found: Found) -> Tokenizer | None:
             return None
         return Tokenizer.from_gguf(metadata) if any(key.startswith("tokenizer.") for key in metadata) else None
     folder = found.path if found.path.is_dir() else found.path.parent
-    has_one = any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model"))
+    has_one = any((folder / name).exists() for name in ("tokenizer.json", *SENTENCEPIECE))
     return Tokenizer.from_folder(folder) if has_one else None
 
 
