@@ -87,7 +87,7 @@ def test_tensorboard_reads_the_numbers(tmp_path: Path) -> None:
 def test_a_full_disk_ends_tensorboard_and_not_the_run(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     board, calls, said = TensorBoard(tmp_path), list[Any](), list[str]()
-    spare = Spare("tensorboard", board, said.append)
+    spare = Spare("tensorboard", lambda: board, said.append)
 
     def full(*given: Any) -> None:
         calls.append(given)
@@ -100,19 +100,53 @@ def test_a_full_disk_ends_tensorboard_and_not_the_run(tmp_path: Path) -> None:
     board.close()
     assert calls == [("step/loss", 1.0, 1)]
     assert said == [
-        "tensorboard is no longer written (No space left on device); the run goes on, and metrics.jsonl has all of it"
+        "tensorboard is not written from here on (No space left on device); the run goes on, and metrics.jsonl has all "
+        "of it"
+    ]
+
+
+def test_a_sink_that_cannot_begin_is_said_once_and_one_that_cannot_end() -> None:
+    said: list[str] = []
+
+    class Ends:
+        def record(self, record: Any) -> None:
+            return
+
+        def close(self) -> None:
+            raise RuntimeError("no network")
+
+    def nothing() -> Ends:
+        raise OSError(28, "No space left on device")
+
+    for make in (nothing, Ends):
+        spare = Spare("it", make, said.append)
+        spare.record({"kind": "step", "step": 1})
+        spare.close()
+        spare.close()
+    assert [text.split(";")[0] for text in said] == [
+        "it is not written from here on (No space left on device)",
+        "it is not written from here on (no network)",
     ]
 
 
 @pytest.mark.parametrize("library", ["wandb", "trackio"])
 def test_trackers_get_the_numbers_of_updates(
-    library: str, tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+    library: str,
+    tmp_path: Path,
+    corpus: Corpus,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The calls that both libraries document: init, log with a step, finish."""
+    """The calls that both libraries document: init, log with a step, finish; what they print is no result."""
     calls: list[tuple[str, dict[str, Any]]] = []
     fake: Any = ModuleType(library)
     for name in ("init", "log", "finish"):
-        setattr(fake, name, lambda *given, _name=name, **more: calls.append((_name, {"given": given, **more})))
+
+        def call(*given: Any, _name: str = name, **more: Any) -> None:
+            print("a greeting")
+            calls.append((_name, {"given": given, **more}))
+
+        setattr(fake, name, call)
     monkeypatch.setitem(sys.modules, library, fake)
     run = tmp_path / "run"
     tracker = Tracker(library, run, "small", {"steps": 2})
@@ -124,3 +158,4 @@ def test_trackers_get_the_numbers_of_updates(
     losses = [(c["step"], c["given"][0]["step/loss"]) for _, c in calls[1:-1] if "step/loss" in c["given"][0]]
     assert losses == [(r["step"], r["loss"]) for r in read_metrics(run) if r["kind"] == "step"]
     assert any("evaluation/loss" in c["given"][0] for _, c in calls[1:-1])
+    assert capsys.readouterr().out == ""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,7 @@ class Place:
     "--kind", type=click.Choice(["text", "pairs", "chat"]), default="text", show_default=True, help="Of data."
 )
 @click.option("--field", "fields", multiple=True, help="Of JSON lines and tables; of pairs two.")
+@show.encoding_option
 @click.option("--out", type=click.Path(path_type=Path), metavar="RUN", help="Folder of the run. [default: runs/NAME]")
 @click.option("--resume", "go_on", is_flag=True, help="Go on from the newest checkpoint of RUN that is whole.")
 @click.option("--prove", is_flag=True, help="Check the equalities of training on this card and data, and stop.")
@@ -101,6 +103,7 @@ def command(
     data: tuple[str, ...],
     kind: Any,
     fields: tuple[str, ...],
+    encoding_errors: Any,
     out: Path | None,
     go_on: bool,
     prove: bool,
@@ -126,7 +129,7 @@ def command(
         need(library, f"track a run with {library}")
     from scantling.data import Sources
 
-    ask = Ask(model, Sources(data, kind, fields), tokenizer, held_out, device, revision)
+    ask = Ask(model, Sources(data, kind, fields, encoding_errors), tokenizer, held_out, device, revision)
     if prove:
         _prove(ask, training_of(card, changes, card.name))
     else:
@@ -252,11 +255,12 @@ def _sinks(place: Place, name: str, training: Training, watchers: list[Watcher])
             watcher.record({"kind": "note", "step": 0, "text": text})
 
     settings = msgspec.json.decode(msgspec.json.encode(training))
-    found: list[tuple[str, Watcher]] = []
+    made: dict[str, Callable[[], Watcher]] = {
+        library: partial(Tracker, library, place.out, name, settings) for library in place.track
+    }
     if find_spec("tensorboard") is not None:
-        found.append(("tensorboard", TensorBoard(place.out)))
-    found += [(library, Tracker(library, place.out, name, settings)) for library in place.track]
-    return [Spare(name, sink, say) for name, sink in found]
+        made["tensorboard"] = partial(TensorBoard, place.out)
+    return [Spare(sink, make, say) for sink, make in made.items()]
 
 
 def _report(out: Path, name: str) -> None:

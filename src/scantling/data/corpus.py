@@ -47,6 +47,12 @@ class Marks:
     sentinels: tuple[int, ...] = ()
 
     @property
+    def ids(self) -> tuple[int, ...]:
+        """All of them."""
+        named = tuple(number for number in (self.eos, self.pad, self.mask) if number is not None)
+        return (*self.before, *self.after, *named, *self.special, *self.sentinels)
+
+    @property
     def ends(self) -> tuple[int, ...]:
         """What ends a document that is continued token by token: `after`, or EOS."""
         return self.after or (() if self.eos is None else (self.eos,))
@@ -107,6 +113,11 @@ class Manifest:
             ) from None
         if manifest.format != FORMAT:
             raise ScantlingInputError(f"{path}: is of format {manifest.format}, not {FORMAT}; delete its folder")
+        if wrong := [number for number in manifest.marks.ids if not 0 <= number < manifest.vocab_size]:
+            raise ScantlingInputError(
+                f"{path}: names the id {wrong[0]}, and its vocabulary has {manifest.vocab_size} tokens; delete its "
+                "folder, and it is made again"
+            )
         return manifest
 
 

@@ -126,6 +126,8 @@ def read_tokenizer(path: str | Path) -> Tokenizer:
         ScantlingInputError: there is none, or it cannot be read.
     """
     path = Path(path)
+    if not path.exists():
+        raise ScantlingInputError(f"{path}: no such file or folder to read a tokenizer from")
     if path.suffix == ".gguf":
         from scantling.checkpoint.gguf import read_gguf
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +20,35 @@ class Spare:
 
     Args:
         name: of what is written, for the sentence.
+        make: begins it, which may fail, too.
         say: is told the sentence.
     """
 
-    def __init__(self, name: str, inner: Watcher, say: Callable[[str], None]) -> None:
-        self._name, self._inner, self._say = name, inner, say
-        self._open = True
+    def __init__(self, name: str, make: Callable[[], Watcher], say: Callable[[str], None]) -> None:
+        self._name, self._say = name, say
+        self._inner: Watcher | None = None
+        self._tried(lambda: setattr(self, "_inner", make()))
 
     def record(self, record: Record) -> None:
         """Hand a record on, while all is well."""
-        self._tried(lambda: self._inner.record(record))
+        if (inner := self._inner) is not None:
+            self._tried(lambda: inner.record(record))
 
     def close(self) -> None:
         """Close it, if it is still written."""
-        self._tried(self._inner.close)
-        self._open = False
+        if (inner := self._inner) is not None:
+            self._tried(inner.close)
+            self._inner = None
 
     def _tried(self, do: Callable[[], None]) -> None:
-        if not self._open:
-            return
         try:
             do()
         except Exception as error:  # the disk, the network, or a library's own types
-            self._open = False
+            self._inner = None
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-            self._say(f"{self._name} is no longer written ({reason}); the run goes on, and metrics.jsonl has all of it")
+            self._say(
+                f"{self._name} is not written from here on ({reason}); the run goes on, and metrics.jsonl has all of it"
+            )
 
 
 class TensorBoard:
@@ -79,16 +85,20 @@ class Tracker:
     def __init__(self, library: str, run: Path, project: str, settings: Mapping[str, Any]) -> None:
         self._library: Any = need(library, f"track a run with {library}")
         more = {"dir": str(run)} if library == "wandb" else {}
-        self._library.init(project=project, name=run.name, config=dict(settings), **more)
+        # They greet on standard output, which is for the run's result.
+        with redirect_stdout(sys.stderr):
+            self._library.init(project=project, name=run.name, config=dict(settings), **more)
 
     def record(self, record: Record) -> None:
         """Send the numbers of a record, those of one update under its number."""
         if numbers := dict(_numbers_of(record)):
-            self._library.log(numbers, step=record["step"])
+            with redirect_stdout(sys.stderr):
+                self._library.log(numbers, step=record["step"])
 
     def close(self) -> None:
         """Say that the run is over."""
-        self._library.finish()
+        with redirect_stdout(sys.stderr):
+            self._library.finish()
 
 
 def _numbers_of(record: Record) -> Iterable[tuple[str, float]]:
