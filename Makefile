@@ -30,6 +30,7 @@ docs: $(READY)
 	$(BIN)/python -m tests.figures --write
 	$(BIN)/python -m tests.plan_page --write
 	$(BIN)/python -m tests.audit.page --write
+	$(BIN)/python -m tests.lens.page --write
 	$(BIN)/python -m tests.inspect_page --write
 
 bench: $(READY)

@@ -20,10 +20,16 @@ from scantling.cards.read import from_dict
 from scantling.cli.main import _run
 from scantling.data import Corpus, Sources, byte_tokenizer, prepare
 from scantling.tensor.context import Context
-from scantling.train import forward, loss, prove, step
+from scantling.train import forward, loss, prove, step, two_ranks
 from scantling.train.optim import Optimizers
 
 MOE = {"kind": "moe", "n_experts": 4, "top_k": 2, "expert": {"kind": "gated", "act": "silu", "d_ff": 16}}
+
+
+@pytest.fixture(autouse=True)
+def no_second_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`test_ranks.py` starts the processes; here this one stands for both."""
+    monkeypatch.setattr(two_ranks, "by_two", two_ranks.alone)
 
 
 def verdicts(lm: sc.Model, corpus: Corpus, **changes: Any) -> dict[str, prove.Verdict]:
@@ -158,6 +164,11 @@ def a_gate_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Context, "activate", lambda ctx, name, x: right(ctx, name, x).detach())
 
 
+def a_rank_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = two_ranks.alone
+    monkeypatch.setattr(two_ranks, "by_two", lambda lm, rows, plan: half(lm, rows[: len(rows) // 2], plan))
+
+
 FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (mean_of_means, "accumulation == full batch"),
     (documents_see_each_other, "packed == separate"),
@@ -167,6 +178,7 @@ FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (labels_are_shifted_twice, "inputs and targets are one apart"),
     (weights_begin_too_large, "first loss is ln V"),
     (a_gate_gets_no_gradient, "gradient reaches every weight"),
+    (a_rank_is_forgotten, "2 ranks == 1 rank"),
 ]
 
 
@@ -210,7 +222,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     command += [x for i in (1, 2, 3) for x in ("--data", str(tmp_path / f"{i}.txt"))]
     assert _run(command) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["holds"] * 7 + ["skipped"]
+    assert [line.split()[0] for line in lines] == ["holds"] * 8
     mean_of_means(monkeypatch)
     assert _run(command) == 1
     assert "BROKEN  accumulation == full batch" in capsys.readouterr().out

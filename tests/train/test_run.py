@@ -360,3 +360,34 @@ def test_metrics_are_cut_where_the_run_goes_on(tmp_path: Path) -> None:
     assert read_metrics(tmp_path)[0]["loss"] == "inf"
     shutil.rmtree(tmp_path)
     assert read_metrics(tmp_path) == []
+
+
+@pytest.mark.parametrize(("narrow", "said"), [(5e10, "0.25 times"), (1.9e11, None)])
+def test_slow_narrow_products_are_told(monkeypatch: pytest.MonkeyPatch, narrow: float, said: str | None) -> None:
+    from scantling.train import setup, speed
+
+    rates = {torch.float32: 2e11, torch.bfloat16: narrow}
+    monkeypatch.setattr(setup, "peak", lambda _, dtype: speed.Peak(rates[dtype], "a test"))
+    note = setup.slow_products_note("bf16-mixed", "cpu")
+    assert note is None if said is None else said in (note or "")
+    assert setup.slow_products_note("fp32", "cpu") is None
+
+
+def test_pages_that_are_kept_come_once() -> None:
+    """After a first round the same tensors cost no page faults; outside, the system maps them anew each time."""
+    from resource import RUSAGE_SELF, getrusage
+
+    from scantling.train.pages import kept_pages
+
+    def faults() -> int:
+        before = getrusage(RUSAGE_SELF).ru_minflt
+        for _ in range(4):
+            torch.ones(2**23)
+        return getrusage(RUSAGE_SELF).ru_minflt - before
+
+    with kept_pages(2**27) as kept:
+        if not kept:
+            pytest.skip("the C library is not glibc")
+        faults()
+        assert faults() < 100
+    assert faults() > 4 * 100

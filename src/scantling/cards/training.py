@@ -107,6 +107,20 @@ class Lora(Section):
     dropout: Chance = 0.0
 
 
+class Parallel(Section):
+    """How the processes of a run share it; one alone shares nothing.
+
+    Attributes:
+        sharded: ranks with rows of their own that share weights, gradients and optimizer state (FSDP); default all.
+        tensor: ranks that share every matrix of a block and read the same rows.
+        replicated: ranks with rows of their own that hold all weights each.
+    """
+
+    sharded: Size | None = None
+    tensor: Size = 1
+    replicated: Size = 1
+
+
 class Training(Section):
     """One training run.
 
@@ -118,7 +132,7 @@ class Training(Section):
         precision: fp32; bf16-mixed (autocast, weights in float32); bf16-master (weights in bfloat16 with float32
             copies); bf16 (nothing in float32).
         steps: updates.
-        batch: rows of a micro-batch.
+        batch: rows of a micro-batch; of an update there are batch x accumulation, of all processes together.
         tokens: of a row; default the context.
         curriculum: stages of shorter rows before.
         accumulation: micro-batches of an update; their tokens count alike.
@@ -137,6 +151,7 @@ class Training(Section):
         save_every: updates between two checkpoints; 0 is only at the end.
         keep: newest checkpoints that stay; the best one stays, too.
         compile: by torch.compile, which costs a minute at the start.
+        parallel: how the processes that torchrun starts share the run; no loss depends on it.
     """
 
     objective: Literal["causal", "masked", "seq2seq", "spans", "prefix"] | None = None
@@ -165,6 +180,7 @@ class Training(Section):
     save_every: Count = 0
     keep: Size = 2
     compile: bool = False
+    parallel: Parallel = Parallel()
 
 
 def tokens_at(training: Training, step: int, context: int) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _grouped(name: str, options: dict[str, Any]) -> Callable[[F], F]:
+def grouped(name: str, options: dict[str, Any]) -> Callable[[F], F]:
     """Options that a command takes as one dictionary, `name`; by the name of each its option."""
 
     def add(command: F) -> F:
@@ -66,7 +66,7 @@ DRAWN = {
 }
 
 
-sampling_options = _grouped("drawn", DRAWN)
+sampling_options = grouped("drawn", DRAWN)
 
 
 def sampling(drawn: dict[str, Any]) -> Sampling:
@@ -105,8 +105,8 @@ BEAMS = {
         "--early-stopping", is_flag=True, help="Of beams: end with the first N whole texts."
     ),
 }
-beam_options = _grouped("searched", BEAMS)
-search_options = _grouped(
+beam_options = grouped("searched", BEAMS)
+search_options = grouped(
     "searched",
     {
         **BEAMS,
@@ -115,7 +115,7 @@ search_options = _grouped(
         ),
     },
 )
-shape_options = _grouped(
+shape_options = grouped(
     "shaped",
     {
         "regex": click.option("--regex", metavar="EXPR", help="The text must match it whole."),
@@ -124,7 +124,7 @@ shape_options = _grouped(
         ),
     },
 )
-cache_options = _grouped(
+cache_options = grouped(
     "kept",
     {
         "kind": click.option(
@@ -136,7 +136,7 @@ cache_options = _grouped(
         "chunk": click.option("--prefill-chunk", "chunk", type=int, metavar="N", help="Tokens of a prompt at once."),
     },
 )
-draft_options = _grouped(
+draft_options = grouped(
     "drafted",
     {
         "draft_model": click.option("--draft-model", help="A smaller model that proposes tokens."),

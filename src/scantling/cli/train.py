@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +12,11 @@ import click
 from scantling.cards.read import training_of
 from scantling.checkpoint.find import card_of
 from scantling.cli import show
+from scantling.cli.train_run import Ask, Place, Run, made
 from scantling.errors import ScantlingInputError, need
 
 if TYPE_CHECKING:
-    from scantling.cards import Card
     from scantling.cards.training import Training
-    from scantling.data import Corpus, Sources
-    from scantling.model import Model
-    from scantling.train.checkpoints import Found
-    from scantling.train.setup import Asked
-    from scantling.train.watch import Watcher
 
 SHORT = {
     "steps": "steps",
@@ -42,28 +35,6 @@ SHORT = {
     "save_every": "save_every",
 }
 """Options that stand for a key of the card's section."""
-
-
-@dataclass(frozen=True)
-class Ask:
-    """What the command line asks for beside the settings."""
-
-    model: str
-    sources: Sources
-    tokenizer: str | None
-    held_out: float
-    device: str
-    revision: str | None
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a run is written, and whether it goes on there; `plain` lines or a panel; what else is told its numbers."""
-
-    out: Path
-    go_on: bool
-    plain: bool
-    track: tuple[str, ...]
 
 
 @click.command()
@@ -96,6 +67,7 @@ class Place:
 @click.option("--set", "more", multiple=True, metavar="KEY=VALUE", help="Any key of the card's training section.")
 @click.option("--track", multiple=True, type=click.Choice(["wandb", "trackio"]), help="Send the numbers there, too.")
 @click.option("--device", default="cpu", show_default=True)
+@click.option("--over-memory", is_flag=True, help="Several processes: also where the plan says that it does not fit.")
 @click.option("--plain", is_flag=True, help="Lines instead of a panel, also on a terminal.")
 @show.revision_option
 def command(
@@ -110,6 +82,7 @@ def command(
     tokenizer: str | None,
     held_out: float,
     device: str,
+    over_memory: bool,
     plain: bool,
     track: tuple[str, ...],
     revision: str | None,
@@ -120,6 +93,7 @@ def command(
 
     Settings are those of the card's `training` section, changed by the options. Without --data the sources of Python's
     standard library are the text. The last line of standard output is JSON: step, loss, tokens_per_second, mfu.
+    Under torchrun the processes share the run, as --set parallel={sharded: N, tensor: M} or {replicated: N} says.
     """
     card, changes = card_of(model, revision=revision), _changes(short, more)
     training_of(card, changes, card.name)
@@ -132,8 +106,11 @@ def command(
     ask = Ask(model, Sources(data, kind, fields, encoding_errors), tokenizer, held_out, device, revision)
     if prove:
         _prove(ask, training_of(card, changes, card.name))
-    else:
-        _train(ask, card, changes, Place(_folder(out, card.name, go_on), go_on, plain, track))
+        return
+    from scantling.train.ranks import joined
+
+    with joined(device) as own:
+        Run(replace(ask, device=own), card, changes, Place(out, go_on, plain, over_memory, track)).train()
 
 
 def _changes(short: Mapping[str, Any], more: tuple[str, ...]) -> dict[str, Any]:
@@ -149,146 +126,19 @@ def _changes(short: Mapping[str, Any], more: tuple[str, ...]) -> dict[str, Any]:
     return changes
 
 
-def _folder(out: Path | None, name: str, go_on: bool) -> Path:
-    """The folder of the run; one that has checkpoints is used only to go on.
-
-    Raises:
-        ScantlingInputError: it has some and nobody said to go on, or it has none to go on from.
-    """
-    from scantling.train.checkpoints import steps
-
-    if out is None:
-        out, i = Path("runs") / name, 1
-        while not go_on and out.exists() and steps(out):
-            i += 1
-            out = Path("runs") / f"{name}-{i}"
-    if not go_on and steps(out):
-        raise ScantlingInputError(f"{out}: has checkpoints; add --resume to go on, or choose another --out")
-    if go_on and not steps(out):
-        raise ScantlingInputError(f"{out}: has no checkpoint to go on from")
-    return out
-
-
-def _train(ask: Ask, card: Card, changes: Mapping[str, Any], place: Place) -> None:
-    from scantling.cli.train_view import view
-    from scantling.train import checkpoints
-    from scantling.train.start import train
-    from scantling.train.watch import Metrics
-
-    out = place.out
-    with checkpoints.held(out):
-        checkpoints.clean(out)
-        found: Found | None = checkpoints.newest(out) if place.go_on else None
-        training = training_of(_as_before(card, found), changes, card.name)
-        asked = _data_of(ask, out, found)
-        lm, corpus = _made(ask, asked, training)
-        watchers: list[Watcher] = [Metrics(out, 0 if found is None else found.step), view(training, place.plain)]
-        watchers += _sinks(place, lm.card.name, training, watchers[:])
-        try:
-            summary = train(lm, corpus, training, out, watchers, found)
-        finally:
-            # What was made last may still have a word for those before it.
-            for watcher in reversed(watchers):
-                watcher.close()
-    _report(out, lm.card.name)
-    click.echo(f"{summary.folder}: {summary.reason} after update {summary.step}", err=True)
-    show.say(
-        json.dumps(
-            {
-                "step": summary.step,
-                "loss": summary.loss,
-                "tokens_per_second": summary.tokens_per_second,
-                "mfu": summary.mfu,
-                "bits_per_byte": summary.bits_per_byte,
-                "reason": summary.reason,
-                "folder": str(summary.folder),
-            }
-        )
-    )
-
-
-def _as_before(card: Card, found: Found | None) -> Card:
-    """The card with the settings of the run that goes on, which the options then change."""
-    from msgspec.structs import replace
-
-    from scantling.cards import read_file
-
-    if found is None:
-        return card
-    return replace(card, training=read_file(found.folder / "card.yaml").training)
-
-
-def _data_of(ask: Ask, out: Path, found: Found | None) -> Asked:
-    """The data that is named; of a run that goes on, what it was begun with where nothing is named."""
-    from scantling.train.setup import Asked, read_asked, write_asked
-
-    asked = Asked(ask.sources, ask.tokenizer, None, ask.held_out)
-    if found is not None and not ask.sources.paths:
-        return read_asked(out) or asked
-    write_asked(out, asked)
-    return asked
-
-
-def _made(ask: Ask, asked: Asked, training: Training) -> tuple[Model, Corpus]:
-    """The model that is trained, and the data in its tokens; what is to be said about both goes to standard error."""
-    from scantling.data import shown_progress
-    from scantling.train.setup import corpus_of, model_of, single_thread_note
-
-    lm = model_of(ask.model, training, training.seed, ask.device, ask.revision)
-    with shown_progress() as progress:
-        corpus = corpus_of(lm, training, asked, progress)
-    for note in (*lm.notes, *corpus.notes, *filter(None, [single_thread_note(ask.device)])):
-        click.echo(f"note: {note}", err=True)
-    return lm, corpus
-
-
-def _sinks(place: Place, name: str, training: Training, watchers: list[Watcher]) -> list[Watcher]:
-    """TensorBoard's files where the library is installed, and the trackers that were asked for."""
-    from importlib.util import find_spec
-
-    import msgspec
-
-    from scantling.train.sinks import Spare, TensorBoard, Tracker
-
-    def say(text: str) -> None:
-        for watcher in watchers:
-            watcher.record({"kind": "note", "step": 0, "text": text})
-
-    settings = msgspec.json.decode(msgspec.json.encode(training))
-    made: dict[str, Callable[[], Watcher]] = {
-        library: partial(Tracker, library, place.out, name, settings) for library in place.track
-    }
-    if find_spec("tensorboard") is not None:
-        made["tensorboard"] = partial(TensorBoard, place.out)
-    return [Spare(sink, make, say) for sink, make in made.items()]
-
-
-def _report(out: Path, name: str) -> None:
-    """The report where matplotlib is installed; a failure to write it is no failure of the run."""
-    from importlib.util import find_spec
-
-    from scantling.train.report import write_report
-
-    if find_spec("matplotlib") is None:
-        click.echo("note: no report is written: it needs matplotlib (pip install 'scantling[plot]')", err=True)
-        return
-    try:
-        click.echo(f"report: {write_report(out, name)}", err=True)
-    except OSError as error:
-        click.echo(f"note: no report is written: {error.strerror or error}", err=True)
-
-
 def _prove(ask: Ask, training: Training) -> None:
     """A verdict per line on standard output; exit status 1 where one is broken."""
     from scantling.train.prove import prove
+    from scantling.train.ranks import launched
     from scantling.train.setup import Asked
 
-    lm, corpus = _made(ask, Asked(ask.sources, ask.tokenizer, None, ask.held_out), training)
+    if launched() > 1:
+        raise ScantlingInputError("--prove starts a second process itself: run it without torchrun")
+    lm, corpus = made(ask, Asked(ask.sources, ask.tokenizer, None, ask.held_out), training)
     broken = 0
     for verdict in prove(lm, corpus, training, lm.origin is None):
         word = {True: "holds", False: "BROKEN", None: "skipped"}[verdict.holds]
         show.say(f"{word:8}{verdict.name}: {verdict.message}")
         broken += verdict.holds is False
-    show.say("skipped several ranks == one rank: this process is alone")
     if broken:
         raise SystemExit(1)

@@ -114,7 +114,7 @@ def rows_of(card: Card, training: Training) -> list[tuple[int, int]]:
     return starts
 
 
-COSMETIC = ("evaluation", "save_every", "keep", "compile", "bad")
+COSMETIC = ("evaluation", "save_every", "keep", "compile", "bad", "parallel")
 """Keys of the section that change no loss of a run."""
 
 
