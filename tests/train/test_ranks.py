@@ -64,9 +64,13 @@ def launch(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Launch:
         shutil.copytree(corpus.folder, folder / "corpus")
         (folder / "jobs.json").write_text(json.dumps(jobs))
         processes = begun([["-m", "tests.train.ranks_child", str(folder)]] * count)
-        for process in processes:
-            _, said = process.communicate(timeout=500)
-            assert process.returncode == 0, said
+        try:
+            said = [process.communicate(timeout=400)[1] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.communicate()
+        assert [process.returncode for process in processes] == [0] * count, said
         return folder
 
     return started

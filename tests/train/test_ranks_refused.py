@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from tests.train.test_step import MOE
 import scantling as sc
 from scantling.cards.read import from_dict
 from scantling.cards.schema import Dropout
-from scantling.cards.training import Parallel
+from scantling.cards.training import Parallel, Training
+from scantling.cli.main import _run
 from scantling.errors import ScantlingInputError
 from scantling.numbers.parallel.assumptions import RESERVED
 from scantling.train import division, fits, tensor_ranks
@@ -152,3 +154,20 @@ def test_the_memory_of_a_machine_is_shared_by_its_ranks(monkeypatch: pytest.Monk
 def test_the_settings_of_a_card_may_say_how_ranks_share() -> None:
     card = from_dict({**LLAMA, "training": {"parallel": {"sharded": 2, "tensor": 2}}}, "card")
     assert card.training.parallel == Parallel(sharded=2, tensor=2)  # type: ignore[union-attr]
+
+
+def test_the_command_looks_at_the_memory_unless_told_not_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(lm: sc.Model, plan: Training, ranks: Ranks) -> None:
+        raise ScantlingInputError(f"the plan predicts more than {ranks.size} rank has")
+
+    monkeypatch.setattr(fits, "check", refuse)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for i in range(4):
+        (tmp_path / f"{i}.txt").write_text(f"Text {i} says {i * 7}.\n" * (9 + i))
+    asked = ["train", "tiny", "--tokenizer", "bytes", "--steps", "1", "--batch", "2", "--tokens", "16"]
+    asked += ["--out", str(tmp_path / "run"), *(f"--data={tmp_path / f'{i}.txt'}" for i in range(4))]
+    assert _run(asked) == 2
+    assert "error: the plan predicts more than 1 rank has" in capsys.readouterr().err
+    assert _run([*asked, "--over-memory"]) == 0
