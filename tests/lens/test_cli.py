@@ -76,6 +76,10 @@ def test_every_family_has_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(vectors) == {"model", "tokens", "position", "attention", "residual"}
     t5 = found(capsys, IDS, "-m", str(TINY / "t5"), "--ids", "--target", "7 9", "--show", "cross-attention")
     assert len(t5["tokens"]) == 3
+    source = found(capsys, IDS, "-m", str(TINY / "t5"), "--ids", "--stack", "encoder")
+    assert [token["id"] for token in source["tokens"]] == [int(i) for i in IDS.split()]
+    assert set(source["attention"]) == {f"encoder.blocks.{i}.attn:weights" for i in range(2)}
+    assert sum(t["share"] for t in source["residual"]["terms"]) == pytest.approx(1.0, abs=1e-5)
     (first, *_) = t5["cross-attention"].values()
     assert torch.tensor(first).shape[1:] == (3, 6)
     torch.testing.assert_close(torch.tensor(first).sum(-1), torch.ones(len(first), 3), atol=1e-5, rtol=0)
@@ -92,6 +96,25 @@ def test_patching_and_what_it_restores(capsys: pytest.CaptureFixture[str], llama
     noisy = found(capsys, IDS, *LLAMA, "--noise", "1-2", "--metric", "probability", "--patch", "mlp")["patch"]
     assert noisy["metric"] == "probability"
     assert noisy["restored"][0][0] == pytest.approx(0.0, abs=1e-4)
+
+
+def test_patching_a_source(capsys: pytest.CaptureFixture[str]) -> None:
+    """One place by hand: the clean stream of source token 3 after encoder block 1, in the pass of the other source."""
+    words = ["-m", str(TINY / "t5"), "--ids", "--stack", "encoder", "--corrupted", "5 17 9 41 22 8"]
+    grid = found(capsys, IDS, *words, "--token", "#3", "--against", "#4")["patch"]
+    lm = sc.load(TINY / "t5")
+    net: Any = lm.net
+    clean, other, start = [5, 17, 9, 40, 22, 8], [5, 17, 9, 41, 22, 8], [[lm.start_id]]
+    kept: list[torch.Tensor] = []
+    hook = net.encoder.blocks[1].register_forward_hook(lambda _, __, out: kept.append(out))
+    lm.logits([clean], decoder_ids=start)
+    hook.remove()
+    hook = net.encoder.blocks[1].register_forward_hook(
+        lambda _, __, out: torch.cat((out[:, :3], kept[0][:, 3:4], out[:, 4:]), 1)
+    )
+    logits = lm.logits([other], decoder_ids=start)[0, -1]
+    hook.remove()
+    assert grid["values"][1][3] == pytest.approx(float(logits[3] - logits[4]), abs=1e-4)
 
 
 def test_ablation_by_name(capsys: pytest.CaptureFixture[str], llama: sc.Model) -> None:
@@ -179,6 +202,8 @@ def test_points_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         ([IDS, *LLAMA, "--show", "points", "--show", "next"], "goes with no other view"),
         ([IDS, *LLAMA, "--show", "cross-attention"], "no cross-attention to show"),
         ([IDS, *LLAMA, "--target", "5"], "has no target"),
+        ([IDS, *LLAMA, "--stack", "encoder"], "no stack 'encoder'"),
+        ([IDS, "-m", str(TINY / "t5"), "--ids", "--stack", "encoder", "--show", "next"], "next is of the decoder"),
         ([IDS, "-m", str(TINY / "bert"), "--ids", "--show", "attribution"], "no sum over the stream"),
         ([IDS, "-m", str(TINY / "electra-discriminator"), "--ids", "--show", "next"], "logits of a vocabulary"),
         (["-m", str(TINY / "t5"), "--show", "induction"], "is an encoder-decoder"),

@@ -12,7 +12,6 @@ import scantling as sc
 from scantling.lens import attention_maps, capture
 from scantling.passes import Given
 
-transformers = pytest.importorskip("transformers")
 CLOSE = {"atol": 5e-5, "rtol": 1e-4}
 IDS = torch.randint(3, 130, (2, 13), generator=torch.Generator().manual_seed(4))
 TARGET = torch.randint(3, 130, (2, 9), generator=torch.Generator().manual_seed(5))
@@ -21,6 +20,7 @@ MASK[1, 10:] = 0
 
 
 def theirs(name: str) -> Any:
+    transformers = pytest.importorskip("transformers")
     kinds = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM", "bart": "AutoModelForSeq2SeqLM"}
     kind = getattr(transformers, kinds.get(name, "AutoModelForCausalLM"))
     return kind.from_pretrained(GOLDEN / "tiny" / name, attn_implementation="eager").eval()

@@ -23,6 +23,7 @@ VIEWS = {
 }
 SUMMARY = ("next", "logit-lens", "attribution", "attention")
 WITHOUT_TEXT = ("induction", "points")
+OF_A_STACK = ("attention", "residual", "patch")
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 reading_options = drawing.grouped(
@@ -32,6 +33,7 @@ reading_options = drawing.grouped(
         "ids": click.option("--ids", is_flag=True, help="PROMPT is token ids, as in '12 7 3'."),
         "chat": click.option("--chat", is_flag=True, help="Put PROMPT into the model's chat template."),
         "target": click.option("--target", metavar="TEXT", help="Of an encoder-decoder, how its answer begins."),
+        "stack": click.option("--stack", help="Of an encoder-decoder, which one. [default: decoder]"),
         "position": click.option(
             "--position", type=int, metavar="N", help="The token that is looked at. [default: a mask, else the last]"
         ),

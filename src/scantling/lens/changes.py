@@ -30,7 +30,7 @@ def patch_view(
     step: Callable[[str], None] = lambda _: None,
 ) -> Section:
     """How much of the answer each layer and position brings back into a corrupted pass."""
-    grid = patch_grid(prompt.lm, prompt.ids, corrupted, metric, kind, given=prompt.given, step=step)
+    grid = patch_grid(prompt.lm, prompt.ids, corrupted, metric, kind, given=prompt.given, stack=prompt.stack, step=step)
     restored = grid.restored
     heads = kind == "heads"
     labels = [str(i) for i in grid.positions] if heads else [repr(prompt.words[i]) for i in grid.positions]

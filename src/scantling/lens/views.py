@@ -15,7 +15,7 @@ from scantling.lens.attribution import attribute, vocabulary_head
 from scantling.lens.distribution import next_tokens
 from scantling.lens.induction import head_scores
 from scantling.lens.logit_lens import Reading, logit_lens
-from scantling.lens.points import heads_at
+from scantling.lens.points import heads_at, layer_number, places
 from scantling.lens.reading import Prompt, word
 from scantling.lens.residual import decompose
 from scantling.lens.sections import Bars, Heat, Section
@@ -23,18 +23,20 @@ from scantling.lens.sections import Bars, Heat, Section
 if TYPE_CHECKING:
     from scantling.model import Model
 
+LARGEST = 20_000_000
+"""Weights of the maps that a view makes at once."""
 WIDE = 14
 """Columns of a map that are printed as a square; of a wider one the strongest places are."""
 
 
-def answers(prompt: Prompt, token: int | None, against: int | None) -> tuple[int, int]:
+def answers(prompt: Prompt, token: int | None, against: int | None, position: int) -> tuple[int, int]:
     """The token that is looked at and the one it is compared with: as named, else the likeliest and the next one.
 
     Raises:
         ScantlingInputError: both are the same, or the head gives no logits of a vocabulary.
     """
     vocabulary_head(prompt.lm)
-    order = prompt.logits()[prompt.position].topk(3).indices.tolist()
+    order = prompt.logits()[position].topk(3).indices.tolist()
     first = order[0] if token is None else token
     second = next(i for i in order if i != first) if against is None else against
     if first == second:
@@ -167,7 +169,7 @@ def _by_layer(terms: Sequence[Mapping[str, Any]]) -> Heat:
 
 def residual_view(prompt: Prompt) -> Section:
     """The stream in front of the head, as the sum of what wrote it."""
-    found = decompose(prompt.lm, prompt.ids, prompt.given, positions=[prompt.position])
+    found = decompose(prompt.lm, prompt.ids, prompt.given, stack=prompt.stack, positions=[prompt.position])
     values, stream = found.values[:, 0, 0], found.stream[0, 0].double()
     sizes, shares = values.norm(dim=-1), values @ stream / stream.square().sum()
     names = [term.name for term in found.terms]
@@ -187,7 +189,8 @@ def residual_view(prompt: Prompt) -> Section:
 
 def attention_view(prompt: Prompt, layers: Sequence[int] | None, head: int | None, top: int, cross: bool) -> Section:
     """Which tokens each head reads; of one head, its whole map."""
-    maps = attention_maps(prompt.lm, prompt.ids, layers, prompt.given, cross=cross)
+    check_size(prompt, layers, cross)
+    maps = attention_maps(prompt.lm, prompt.ids, layers, prompt.given, stack=prompt.stack, cross=cross)
     if not maps:
         raise ScantlingInputError(f"{prompt.lm.card.name} has no {'cross-' if cross else ''}attention to show")
     for path in maps:
@@ -210,8 +213,8 @@ def attention_view(prompt: Prompt, layers: Sequence[int] | None, head: int | Non
             key = int(ahead.argmax())
             rows.append((_path_layer(path), number, repr(keys[key]), key, float(row[key]), float(row[0])))
     rows.sort(key=lambda row: -row[4])
-    what = "of the source" if cross else "but the first token"
-    note = f"{len(rows)} heads; the {min(top, len(rows))} that read one token {what} most are shown"
+    what = "of the source" if cross else "other than the first"
+    note = f"{len(rows)} heads; shown are the {min(top, len(rows))} with the largest weight on one token {what}"
     mean = torch.stack([weights[0].float().mean(0) for weights in maps.values()]).mean(0)
     return Section(
         "cross-attention" if cross else "attention",
@@ -223,6 +226,25 @@ def attention_view(prompt: Prompt, layers: Sequence[int] | None, head: int | Non
         [("attention, mean over layers and heads", Heat(mean, prompt.words, keys, ("query", "key")))],
         [note],
     )
+
+
+def check_size(prompt: Prompt, layers: Sequence[int] | None = None, cross: bool = False) -> None:
+    """Refuse maps that are too large to be made all at once.
+
+    Raises:
+        ScantlingInputError: they have more than `LARGEST` weights.
+    """
+    lm, queries = prompt.lm, len(prompt.read)
+    wanted = None if layers is None else {layer_number(lm, layer, prompt.stack) for layer in layers}
+    found = [
+        p for p in places(lm, prompt.stack, ("cross" if cross else "attn",)) if wanted is None or p.layer in wanted
+    ]
+    count = sum(p.part.n_heads for p in found) * queries * (prompt.ids.shape[1] if cross else queries)
+    if count > LARGEST:
+        raise ScantlingInputError(
+            f"the maps of {len(found)} layers over {queries} tokens have {count:,} weights, more than {LARGEST:,}: "
+            "name some layers with --layer"
+        )
 
 
 def _path_layer(path: str) -> int:
