@@ -117,6 +117,18 @@ def test_patching_a_source(capsys: pytest.CaptureFixture[str]) -> None:
     assert grid["values"][1][3] == pytest.approx(float(logits[3] - logits[4]), abs=1e-4)
 
 
+def test_neurons_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--ablate", "1.mlp:hidden[5,7]", "--ablate", "0.attn:mixed[2]", "--token", "#3", "--against", "#4"]
+    data = found(capsys, IDS, *LLAMA, *words)
+    cut = sc.load(TINY / "llama-gqa")
+    net: Any = cut.net
+    width = cut.card.attention.d_head
+    net.decoder.blocks[0].attn.o.weight[:, 2 * width : 3 * width] = 0
+    net.decoder.blocks[1].mlp.down.weight[:, [5, 7]] = 0
+    logits = cut.logits([[int(i) for i in IDS.split()]])[0, -1]
+    assert data["ablate"]["after"] == pytest.approx(float(logits[3] - logits[4]), abs=1e-4)
+
+
 def test_ablation_by_name(capsys: pytest.CaptureFixture[str], llama: sc.Model) -> None:
     data = found(capsys, IDS, *LLAMA, "--ablate", "0.1", "--ablate", "1.mlp", "--token", "#3", "--against", "#4")
     cut = sc.load(TINY / "llama-gqa")

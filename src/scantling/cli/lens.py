@@ -227,13 +227,14 @@ def _step(point: str) -> None:
 
 
 def _direction(lm: Model, changed: dict[str, Any]) -> Direction:
-    from scantling.lens.points import stack_of
+    from scantling.lens.points import layer_number, stack_of
     from scantling.lens.steer import direction_of, read_direction
 
     if changed["direction"] is not None:
         return read_direction(lm, changed["direction"])
     where, stack = stack_of(lm)
-    point = changed["at"] or f"{where}.blocks.{len(stack.blocks) // 2}"
+    at = changed["at"] or str(len(stack.blocks) // 2)
+    point = f"{where}.blocks.{layer_number(lm, int(at))}" if at.lstrip("-").isdigit() else at
     made = direction_of(lm, list(zip(changed["toward"], changed["away"], strict=True)), point)
     if changed["keep"] is not None:
         made.save(changed["keep"])

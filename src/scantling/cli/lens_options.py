@@ -71,13 +71,16 @@ change_options = drawing.grouped(
             help="Of --token: its logit less that of --against, or its probability.",
         ),
         "ablate": click.option(
-            "--ablate", multiple=True, metavar="WHAT", help="18.6 is a head, 18.mlp a sublayer; or a point."
+            "--ablate",
+            multiple=True,
+            metavar="WHAT",
+            help="18.6 is a head, 18.mlp a sublayer, 18.mlp:hidden[5] a neuron.",
         ),
         "mean": click.option("--mean", is_flag=True, help="ablate: put the mean over this text instead of 0."),
         "direction": click.option("--direction", type=_FILE, metavar="FILE", help="steer: one (safetensors)."),
         "toward": click.option("--toward", multiple=True, metavar="TEXT", help="steer: make one from these texts ..."),
         "away": click.option("--away", multiple=True, metavar="TEXT", help="... less these, one for each."),
-        "at": click.option("--at", metavar="POINT", help="steer: where. [default: the stream after the middle layer]"),
+        "at": click.option("--at", metavar="POINT", help="steer: where, or a layer. [default: after the middle layer]"),
         "strength": click.option("--strength", type=float, default=1.0, show_default=True, help="steer: times it."),
         "new": click.option(
             "--max-new-tokens", "new", type=click.IntRange(min=0), default=16, show_default=True, help="steer: written."

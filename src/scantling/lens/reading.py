@@ -86,10 +86,8 @@ def read_prompt(
     ids = lm.ids(_ids(lm, text, as_ids, "the prompt"))
     given = ALL_REAL
     if lm.parts.two_stacks:
-        if lm.start_id is None:
-            raise ScantlingInputError("the checkpoint does not say with what a target begins (decoder_start_token_id)")
         more = [] if not target else _ids(lm, target, as_ids, "the target", bare=True)
-        given = Given(decoder_ids=lm.ids([lm.start_id, *more]))
+        given = Given(decoder_ids=lm.ids([*first_target(lm), *more]))
     elif target is not None:
         raise ScantlingInputError(f"{lm.card.name} is of family {lm.card.family} and has no target beside its prompt")
     read = Prompt(lm, ids, given, 0, stack).read
@@ -99,6 +97,17 @@ def read_prompt(
     if not -len(read) <= position < len(read):
         raise ScantlingInputError(f"position {position}: there are {len(read)} tokens, 0 to {len(read) - 1}")
     return Prompt(lm, ids, given, position % len(read), stack)
+
+
+def first_target(lm: Model) -> list[int]:
+    """What the target of an encoder-decoder begins with.
+
+    Raises:
+        ScantlingInputError: nobody says.
+    """
+    if lm.start_id is None:
+        raise ScantlingInputError("the checkpoint does not say with what a target begins (decoder_start_token_id)")
+    return [lm.start_id]
 
 
 def _ids(lm: Model, text: str, as_ids: bool, what: str, bare: bool = False) -> list[int]:

@@ -94,7 +94,8 @@ def decompose(
     where, part = stack_of(lm, stack)
     seen = capture(lm, ids, _points(lm, where, by_head), given, edits)
     walk = _Walk(lm, where, seen, positions, by_head)
-    stream = walk.run(normed)
+    with torch.no_grad():
+        stream = walk.run(normed)
     terms, values = zip(*walk.terms, strict=True)
     return Decomposition(terms, torch.stack(values), stream, normed and part.final_norm is not None)
 
