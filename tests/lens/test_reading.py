@@ -179,6 +179,7 @@ def test_temperatures_divide_the_logits() -> None:
         weights = (logits[found.ids] / temperature).exp()
         torch.testing.assert_close(row, weights / weights.sum(), atol=1e-6, rtol=1e-5)
     assert found.probabilities[0].tolist() == [1.0] + [0.0] * 63
+    assert next_tokens(lm, ids, temperatures=[1e-310], top=1).probabilities.tolist() == [[1.0]]
     assert found.entropies[0] == 0
     assert bool((found.entropies.diff() > 0).all())
     with pytest.raises(sc.ScantlingInputError, match="temperature is -1"):

@@ -72,7 +72,7 @@ def means(lm: Model, points: Iterable[str], ids: Any, given: Given = ALL_REAL) -
     (1, H, 1, D) where heads are apart, (1, 1, d) elsewhere.
     """
     seen = capture(lm, ids, points, given)
-    real = None if given.attention_mask is None else torch.as_tensor(given.attention_mask).bool()
+    real = None if given.attention_mask is None else torch.as_tensor(given.attention_mask).bool().to(lm.device)
     found = {}
     for point, value in seen.values.items():
         by_head = point.rpartition(":")[2] in BY_HEAD

@@ -17,7 +17,7 @@ from scantling.lens.induction import head_scores
 from scantling.lens.logit_lens import Reading, logit_lens
 from scantling.lens.points import heads_at, layer_number, places
 from scantling.lens.reading import Prompt, word
-from scantling.lens.residual import decompose
+from scantling.lens.residual import decompose, wide
 from scantling.lens.sections import Bars, Heat, Section
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _by_layer(terms: Sequence[Mapping[str, Any]]) -> Heat:
 def residual_view(prompt: Prompt) -> Section:
     """The stream in front of the head, as the sum of what wrote it."""
     found = decompose(prompt.lm, prompt.ids, prompt.given, stack=prompt.stack, positions=[prompt.position])
-    values, stream = found.values[:, 0, 0], found.stream[0, 0].double()
+    values, stream = found.values[:, 0, 0], wide(found.stream[0, 0])
     sizes, shares = values.norm(dim=-1), values @ stream / stream.square().sum()
     names = [term.name for term in found.terms]
     rows = [(name, float(size), float(share)) for name, size, share in zip(names, sizes, shares, strict=True)]
