@@ -151,7 +151,9 @@ def test_what_cannot_be_patched_is_said() -> None:
         patch_grid(lm, clean, tokens(5), Metric(3, 5))
     with pytest.raises(sc.ScantlingInputError, match="has no cross"):
         patch_grid(lm, clean, tokens(6, seed=2), Metric(3, 5), "cross")
-    labels = built(card({**GPT2, "family": "encoder", "head": {"kind": "sequence", "n_labels": 3, "pool": "mean"}}))
+    labels = built(
+        card({**GPT2, "family": "encoder", "head": {"kind": "sequence", "n_labels": 3, "pool": "mean"}, "tied": False})
+    )
     with pytest.raises(sc.ScantlingInputError, match="logits of a vocabulary"):
         patch_grid(labels, clean, tokens(6, seed=2), Metric(1))
     with pytest.raises(sc.ScantlingInputError, match="compared with itself"):
