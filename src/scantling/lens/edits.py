@@ -15,7 +15,7 @@ from scantling.passes import Given
 if TYPE_CHECKING:
     from scantling.model import Model
 
-BY_HEAD = ("mixed", "q_heads", "k_heads", "v_heads", "q_rotated", "k_rotated", "weights", "scores")
+BY_HEAD = ("mixed", "q_heads", "k_heads", "v_heads", "q_rotated", "k_rotated", "keys", "values", "weights", "scores")
 """Points whose second axis is heads: (B, H, T, ...)."""
 
 
@@ -100,7 +100,8 @@ def add(point: str, vector: Tensor, strength: float = 1.0, positions: Sequence[i
         push = strength * vector.to(x)
         if positions is None:
             return x + push
-        return x + _picked(positions, x, 1, f"position of {point!r}").to(x) * push
+        axis = 2 if point.rpartition(":")[2] in BY_HEAD else 1
+        return x + _picked(positions, x, axis, f"position of {point!r}").to(x) * push
 
     return Edit(point, change)
 
