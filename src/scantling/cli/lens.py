@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -290,4 +290,13 @@ def _json(lm: Model, prompt: Prompt | None, sections: Sequence[Section]) -> dict
     if prompt is not None:
         found["tokens"] = [{"id": i, "text": text} for i, text in zip(prompt.read, prompt.words, strict=True)]
         found["position"] = prompt.position
-    return found | {section.name: section.data for section in sections}
+    return found | {section.name: _lists(section.data) for section in sections}
+
+
+def _lists(data: Any) -> Any:
+    """Data with lists in place of tensors."""
+    if isinstance(data, Mapping):
+        return {key: _lists(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_lists(value) for value in data]
+    return data.tolist() if hasattr(data, "tolist") else data

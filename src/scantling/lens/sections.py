@@ -44,7 +44,7 @@ class Section:
         name: of the view.
         title: one line.
         columns, rows: of its table.
-        data: the same for JSON, whole.
+        data: the same for JSON, whole; tensors stand for lists.
         arrays: by name, for a safetensors file.
         charts: what is drawn.
         notes: sentences below the table.

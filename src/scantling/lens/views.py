@@ -198,7 +198,6 @@ def attention_view(prompt: Prompt, layers: Sequence[int] | None, head: int | Non
             raise ScantlingInputError(f"head {head}: {path} has heads 0 to {heads_at(prompt.lm, path) - 1}")
     keys = prompt.source_words if cross else prompt.words
     arrays = {f"{path}:weights": weights[0] for path, weights in maps.items()}
-    data = {path: weights.tolist() for path, weights in arrays.items()}
     if head is not None and len(maps) == 1:
         return _one_map(prompt, next(iter(arrays)), head, arrays, keys)
     at = prompt.position
@@ -221,7 +220,7 @@ def attention_view(prompt: Prompt, layers: Sequence[int] | None, head: int | Non
         f"what heads read at token {at}, {prompt.words[at]!r}",
         ("layer", "head", "reads", "at", "weight", "on the first"),
         rows[:top],
-        data,
+        arrays,
         arrays,
         [("attention, mean over layers and heads", Heat(mean, prompt.words, keys, ("query", "key")))],
         [note],
@@ -266,7 +265,7 @@ def _one_map(prompt: Prompt, name: str, head: int, arrays: dict[str, Tensor], ke
     title = f"attention of {path}, head {head}"
     heat = Heat(weights, words, keys, ("query", "key"))
     kind = "cross-attention" if ".cross" in path else "attention"
-    return Section(kind, title, columns, rows, {name: arrays[name].tolist()}, arrays, [(title, heat)])
+    return Section(kind, title, columns, rows, {name: arrays[name]}, arrays, [(title, heat)])
 
 
 def induction_view(lm: Model, length: int, rows: int, seed: int, top: int) -> Section:
