@@ -60,6 +60,18 @@ def test_the_summary_says_what_the_model_says(capsys: pytest.CaptureFixture[str]
         torch.testing.assert_close(torch.tensor(data["attention"][f"{path}:weights"]), weights[0], atol=1e-6, rtol=0)
 
 
+def test_the_lens_of_every_token_ends_in_the_models_choices(
+    capsys: pytest.CaptureFixture[str], llama: sc.Model, tmp_path: Path
+) -> None:
+    html = tmp_path / "grid.html"
+    data = found(capsys, IDS, *LLAMA, "--every-token", f"--html={html}")["logit-lens"]
+    logits = llama.logits([[int(i) for i in IDS.split()]])[0]
+    assert [token["id"] for token in data[-1]["top"]] == logits.argmax(-1).tolist()
+    best = logits.softmax(-1).max(-1).values.tolist()
+    assert [token["probability"] for token in data[-1]["top"]] == pytest.approx(best, abs=1e-6)
+    assert f">#{int(logits[-1].argmax())}</td>" in html.read_text()
+
+
 def test_the_table_of_one_head_is_its_map(capsys: pytest.CaptureFixture[str], llama: sc.Model) -> None:
     out = said(capsys, IDS, *LLAMA, "--layer", "-1", "--head", "2")
     weights = attention_maps(llama, [[int(i) for i in IDS.split()]], [1])["decoder.blocks.1.attn"][0, 2]

@@ -88,6 +88,7 @@ def _views(given: dict[str, Any]) -> list[str]:
         "patch": changed["corrupted"] is not None or changed["noise"] is not None,
         "ablate": bool(changed["ablate"]),
         "steer": bool(changed["direction"] or changed["toward"] or changed["away"]),
+        "logit-lens": asked["every"] or asked["tuned"] is not None,
         "attention": (bool(asked["layer"]) or asked["head"] is not None) and "cross-attention" not in found,
     }
     found += [name for name, there in brings.items() if there and name not in found]
@@ -133,7 +134,7 @@ def _fitting(lm: Model, prompt: Prompt | None, views: list[str], given: dict[str
         ScantlingInputError: a view of the answer beside --stack encoder.
     """
     from scantling.lens.attribution import matrix_of, vocabulary_head
-    from scantling.lens.views import check_size
+    from scantling.lens.maps import check_size
 
     summary = not given["asked"]["show"] and views == list(SUMMARY)
     if lm.parts.two_stacks and given["asked"]["stack"] == "encoder":
@@ -162,7 +163,7 @@ def _fitting(lm: Model, prompt: Prompt | None, views: list[str], given: dict[str
 
 
 def _sections(lm: Model, prompt: Prompt | None, views: Sequence[str], given: dict[str, Any]) -> Iterator[Section]:
-    from scantling.lens import changes
+    from scantling.lens import changes, maps
     from scantling.lens import views as reading
     from scantling.lens.logit_lens import read_tuned
     from scantling.lens.metric import Metric
@@ -182,10 +183,14 @@ def _sections(lm: Model, prompt: Prompt | None, views: Sequence[str], given: dic
     layers = list(asked["layer"]) or None
     made: dict[str, Callable[[], Section]] = {
         "next": lambda: reading.next_view(prompt, asked["temperature"], top),
-        "logit-lens": lambda: reading.lens_view(prompt, tuned, answers[0], top),
+        "logit-lens": lambda: (
+            reading.lens_grid_view(prompt, tuned)
+            if asked["every"]
+            else reading.lens_view(prompt, tuned, answers[0], top)
+        ),
         "attribution": lambda: reading.attribution_view(prompt, *answers, top),
-        "attention": lambda: reading.attention_view(prompt, layers, asked["head"], top, False),
-        "cross-attention": lambda: reading.attention_view(prompt, layers, asked["head"], top, True),
+        "attention": lambda: maps.attention_view(prompt, layers, asked["head"], top, False),
+        "cross-attention": lambda: maps.attention_view(prompt, layers, asked["head"], top, True),
         "residual": lambda: reading.residual_view(prompt),
         "patch": lambda: _patch(prompt, metric, given),
         "ablate": lambda: changes.ablate_view(prompt, changed["ablate"], metric, changed["mean"], top),

@@ -49,6 +49,7 @@ reading_options = drawing.grouped(
         ),
         "layer": click.option("--layer", type=int, multiple=True, help="Of attention; may be repeated. [default: all]"),
         "head": click.option("--head", type=int, help="Of attention."),
+        "every": click.option("--every-token", "every", is_flag=True, help="Of the logit lens: a grid of all tokens."),
         "tuned": click.option("--tuned", type=_FILE, metavar="FILE", help="Affine maps of a tuned lens (safetensors)."),
     },
 )

@@ -15,9 +15,8 @@ from scantling.lens.metric import Metric
 from scantling.lens.patching import Grid, Noise, patch_grid
 from scantling.lens.points import chosen, layer_number, stack_of
 from scantling.lens.reading import Prompt, word
-from scantling.lens.sections import Bars, Heat, Section
+from scantling.lens.sections import WIDE, Bars, Heat, Section
 from scantling.lens.steer import Direction, steering
-from scantling.lens.views import WIDE
 
 if TYPE_CHECKING:
     from scantling.model import Model
