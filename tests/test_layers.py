@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"inputs", "cards", "parts", "assembly", "numbers", "checkpoint", "text", "data", "tensor", "model", "saving"}
     | {"generate"},
     "generate": BASE | {"checkpoint", "native", "inputs", "cards", "parts", "tensor", "model", "text"},
-    "lens": BASE | {"parts", "tensor", "checkpoint", "passes", "model"},
+    "lens": BASE | {"parts", "tensor", "checkpoint", "text", "passes", "model"},
     "audits": {"errors"},
     "subjects": BASE
     | {"audits", "cards", "parts", "checkpoint", "text", "tensor", "generate", "model", "saving", "train"},
