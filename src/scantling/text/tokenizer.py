@@ -101,7 +101,7 @@ class Tokenizer:
         """A SentencePiece model with what the files of a folder say beside it."""
         config = {} if root is None else files.read_json(root / "tokenizer_config.json")
         adds = (files.optional_flag(config, f"add_{mark}_token") for mark in ("bos", "eos"))
-        found = pieces.Pieces(model, *adds)
+        found = files.guarded(lambda: pieces.Pieces(model, *adds), f"{model} is no tokenizer")
         return cls.from_library(found.library, found.names, None if root is None else files.chat_template(root, config))
 
     @classmethod
