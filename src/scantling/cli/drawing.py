@@ -15,6 +15,7 @@ from scantling.errors import ScantlingInputError
 if TYPE_CHECKING:
     from scantling.generate.beam import Beams
     from scantling.generate.constrain import Shape
+    from scantling.generate.contrastive import Contrastive
     from scantling.generate.engine import Options
     from scantling.generate.sample import Sampling
     from scantling.generate.speculative import Drafting, Ledger
@@ -112,6 +113,17 @@ search_options = grouped(
         **BEAMS,
         "best_of": click.option(
             "--best-of", type=int, default=1, metavar="N", help="Draw N texts; the likeliest per token is written."
+        ),
+    },
+)
+contrast_options = grouped(
+    "contrasted",
+    {
+        "contrastive": click.option(
+            "--contrastive", type=int, metavar="K", help="Of the K likeliest tokens the one least like the text so far."
+        ),
+        "penalty_alpha": click.option(
+            "--penalty-alpha", type=float, help="Of --contrastive: the weight of being unlike. [default: 0.6]"
         ),
     },
 )
@@ -213,7 +225,21 @@ def options(lm: Model, given: dict[str, Any]) -> Options:
         logprobs=given["logprobs"],
         shape=_shape(given["shaped"]),
         drafting=_drafting(given),
+        contrastive=_contrastive(given.get("contrasted")),
     )
+
+
+def _contrastive(contrasted: dict[str, Any] | None) -> Contrastive | None:
+    from scantling.generate.contrastive import Contrastive
+
+    if contrasted is None:
+        return None
+    top_k, alpha = contrasted["contrastive"], contrasted["penalty_alpha"]
+    if top_k is None and alpha is not None:
+        raise ScantlingInputError("--penalty-alpha is for --contrastive K")
+    if top_k is None:
+        return None
+    return Contrastive(top_k) if alpha is None else Contrastive(top_k, alpha)
 
 
 def _shape(shaped: dict[str, Any]) -> Shape | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from scantling import inputs
 from scantling.errors import ScantlingInputError
 from scantling.generate.constrain import Shape
+from scantling.generate.contrastive import Contrastive, search
 from scantling.generate.keeping import Keeping
 from scantling.generate.processors import History
 from scantling.generate.sample import Logprob, Sampling, choose, logprobs
@@ -70,6 +71,7 @@ class Options:
         logprobs: so many of the likeliest tokens are reported beside each chosen one; None reports none at all.
         shape: what the text must match, or None.
         drafting: who proposes tokens, or None.
+        contrastive: choose tokens by contrastive search; one text at a time.
     """
 
     stop: Sequence[str] = ()
@@ -79,6 +81,7 @@ class Options:
     logprobs: int | None = None
     shape: Shape | None = None
     drafting: Drafting | None = None
+    contrastive: Contrastive | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
@@ -87,6 +90,8 @@ class Options:
             raise ScantlingInputError(f"logprobs is {top!r}; a whole number from 0 to 100 is needed")
         if self.shape is not None and self.drafting is not None:
             raise ScantlingInputError("a regular expression or JSON schema and drafts are given: leave the drafts out")
+        if self.contrastive is not None and self.drafting is not None:
+            raise ScantlingInputError("contrastive search and drafts are given: leave one of them out")
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,9 @@ def tokens(
     if options.drafting is not None:
         yield from _with_drafts(model, ids, max_new_tokens, sampling, attention_mask, options)
         return
+    if options.contrastive is not None:
+        yield from _contrastive(model, ids, max_new_tokens, sampling, attention_mask, options)
+        return
     session, logits, limit = begin(
         model, ids, max_new_tokens, attention_mask, keeping=options.keeping, chunk=options.chunk
     )
@@ -147,6 +155,19 @@ def _with_drafts(
     made = Speculation(model, ids, max_new_tokens, sampling, options.drafting, options.keeping, options.chunk)
     for token, logits in made:
         yield Drawn(ids.new_tensor([token]), logits, made.session, ledger=made.ledger)
+
+
+def _contrastive(
+    model: Model, ids: Tensor, max_new_tokens: int, sampling: Sampling, mask: Tensor | None, options: Options
+) -> Iterator[Drawn]:
+    if mask is not None and not bool(mask.all()):
+        raise ScantlingInputError("contrastive search is for one text at a time, without padding")
+    assert options.contrastive is not None
+    history = begun(model, ids, None, options.shape)[0]
+    kept = (options.keeping, options.chunk)
+    for token, logits, session in search(model, ids, max_new_tokens, options.contrastive, sampling, history, *kept):
+        fulfilled = history.constraint is not None and history.constraint.done
+        yield Drawn(ids.new_tensor([token]), logits, session, fulfilled)
 
 
 def begun(model: Model, ids: Tensor, mask: Tensor | None, shape: Shape | None = None) -> list[History]:
