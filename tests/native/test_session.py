@@ -12,8 +12,8 @@ from tests.test_laws import strong
 import scantling as sc
 from scantling.generate.beam import Beams
 from scantling.generate.engine import Options
-from scantling.generate.packed import PackedSession
-from scantling.generate.session import Keeping
+from scantling.generate.keeping import Keeping
+from scantling.generate.packed_session import PackedSession
 from scantling.native import library
 
 pytestmark = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))

@@ -15,8 +15,9 @@ from scantling.errors import ScantlingInputError
 if TYPE_CHECKING:
     from scantling.generate.beam import Beams
     from scantling.generate.constrain import Shape
-    from scantling.generate.engine import Options
-    from scantling.generate.sample import Sampling
+    from scantling.generate.keeping import Keeping
+    from scantling.generate.sampling import Sampling
+    from scantling.generate.settings import Options
     from scantling.generate.speculative import Drafting, Ledger
     from scantling.model import Model
 
@@ -75,7 +76,7 @@ def sampling(drawn: dict[str, Any]) -> Sampling:
     Raises:
         ScantlingInputError: a setting out of range.
     """
-    from scantling.generate.sample import Sampling
+    from scantling.generate.sampling import Sampling
 
     made = Sampling(**{**drawn, "logit_bias": dict(_bias(pair) for pair in drawn["logit_bias"])})
     narrowing = ("top_k", "min_p", "epsilon_cutoff", "eta_cutoff")
@@ -156,28 +157,75 @@ draft_options = _grouped(
 
 engine_option = click.option(
     "--engine",
-    type=click.Choice(["torch", "packed", "packed-int8"]),
-    default="torch",
+    type=click.Choice(["auto", "torch", "packed", "packed-int8"]),
+    default="auto",
     show_default=True,
-    help="packed: a compiled pass over weights as they are stored; packed-int8: with activations of 8 bits.",
+    help="packed: a compiled pass over weights as they are stored; packed-int8: with activations of 8 bits; "
+    "auto: packed for blocks of 4 and 8 bits where it can be compiled, else torch.",
 )
 
 
 def loaded(given: dict[str, Any]) -> Model:
-    """The model of -m, --dtype, --device and --revision; what loading noticed goes to standard error."""
-    from scantling.model import load
+    """The model of -m, --dtype, --device, --revision and --engine.
 
-    lm = load(given["model"], dtype=given["dtype"], device=given["device"], revision=given["revision"])
+    What loading noticed, and which engine was taken for which reason, goes to standard error.
+
+    Raises:
+        ScantlingInputError: what loading refuses, or options that the engine asked for does not have.
+    """
+    lm, why = _with_engine(given)
     for note in lm.notes:
         click.echo(f"note: {note}", err=True)
-    engine = given.get("engine", "torch")
-    if engine != "torch":
-        from scantling.native.library import is_built
-
-        if not is_built():
-            click.echo("compiling the pass for this processor, once ...", err=True)
-        lm.pack(activations="int8" if engine == "packed-int8" else "exact")
+    if why:
+        click.echo(why, err=True)
     return lm
+
+
+def _with_engine(given: dict[str, Any]) -> tuple[Model, str]:
+    from scantling.generate.choice import file_for_packed
+    from scantling.model import load, load_packed, packed_gguf
+
+    engine, named = given.get("engine", "torch"), {name: given[name] for name in ("model", "revision")}
+    beside = _of_torch(given)
+    if engine.startswith("packed"):
+        if beside:
+            raise ScantlingInputError(f"{beside} goes with --engine torch")
+        _say_if_compiled()
+        activations = "int8" if engine == "packed-int8" else "exact"
+        return load_packed(given["model"], activations=activations, revision=given["revision"]), ""
+    if engine == "auto":
+        found = beside or file_for_packed(**named)
+        if not isinstance(found, str):
+            _say_if_compiled()
+            return packed_gguf(found, "exact"), "engine: packed, exact, on the file's own blocks"
+        beside = f"engine: torch: {found}"
+    return load(given["model"], dtype=given["dtype"], device=given["device"], revision=given["revision"]), beside or ""
+
+
+def _of_torch(given: dict[str, Any]) -> str | None:
+    """The first option that only PyTorch has."""
+    kept = given.get("kept", {"kind": "full", "numbers": "plain"})
+    asked = {
+        "--dtype": given["dtype"] is not None,
+        f"--device {given['device']}": given["device"] != "cpu",
+        f"--cache {kept['kind']}": kept["kind"] != "full",
+        f"--cache-numbers {kept['numbers']}": kept["numbers"] != "plain",
+    }
+    return next((name for name, wanted in asked.items() if wanted), None)
+
+
+def _say_if_compiled() -> None:
+    from scantling.native.library import is_built, missing
+
+    if missing() is None and not is_built():
+        click.echo("compiling the pass for this processor, once ...", err=True)
+
+
+def engine_of(lm: Model, options: Options) -> str:
+    """What a text is made by: ``torch``, ``packed`` or ``packed-int8``."""
+    if lm.packed is None or options.keeping is not None:
+        return "torch"
+    return "packed" if lm.packed.activations == "exact" else "packed-int8"
 
 
 def beams(searched: dict[str, Any]) -> Beams | None:
@@ -186,12 +234,12 @@ def beams(searched: dict[str, Any]) -> Beams | None:
     Raises:
         ScantlingInputError: a setting out of range, or one of beams without them.
     """
-    from scantling.generate.beam import Beams
-
     if searched["beams"] is None:
         if searched["length_penalty"] != 1.0 or searched["early_stopping"]:
             raise ScantlingInputError("--length-penalty and --early-stopping are for --beams N")
         return None
+    from scantling.generate.beam import Beams
+
     return Beams(searched["beams"], searched["length_penalty"], searched["early_stopping"])
 
 
@@ -201,14 +249,12 @@ def options(lm: Model, given: dict[str, Any]) -> Options:
     Raises:
         ScantlingInputError: a setting out of range, or a schema that cannot be read.
     """
-    from scantling.generate.engine import Options
-    from scantling.generate.keeping import Keeping
+    from scantling.generate.settings import Options
 
     kept = given["kept"]
-    plain = kept["kind"] == "full" and kept["numbers"] == "plain"
     return Options(
         stop=given["stop"],
-        keeping=None if plain else Keeping(kept["kind"], kept["numbers"]),
+        keeping=_keeping(kept["kind"], kept["numbers"]),
         chunk=kept["chunk"],
         logprobs=given["logprobs"],
         shape=_shape(given["shaped"]),
@@ -216,12 +262,20 @@ def options(lm: Model, given: dict[str, Any]) -> Options:
     )
 
 
-def _shape(shaped: dict[str, Any]) -> Shape | None:
-    from scantling.generate.constrain import Shape
+def _keeping(kind: str, numbers: str) -> Keeping | None:
+    if (kind, numbers) == ("full", "plain"):
+        return None
+    from scantling.generate.keeping import Keeping
 
+    return Keeping(kind, numbers)
+
+
+def _shape(shaped: dict[str, Any]) -> Shape | None:
     regex, path = shaped["regex"], shaped["schema"]
     if regex is None and path is None:
         return None
+    from scantling.generate.constrain import Shape
+
     if path is None:
         return Shape(regex=regex)
     try:
@@ -232,13 +286,13 @@ def _shape(shaped: dict[str, Any]) -> Shape | None:
 
 
 def _drafting(given: dict[str, Any]) -> Drafting | None:
-    from scantling.generate.speculative import Drafting
-    from scantling.model import load
-
     drafted = given["drafted"]
     model, layers, lookup = (drafted[f"draft_{name}"] for name in ("model", "layers", "lookup"))
     if model is None and layers is None and lookup is None:
         return None
+    from scantling.generate.speculative import Drafting
+    from scantling.model import load
+
     small = None
     if model is not None:
         small = load(model, dtype=given["dtype"], device=given["device"], revision=given["revision"])

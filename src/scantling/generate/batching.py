@@ -17,7 +17,8 @@ from torch import Tensor
 
 from scantling.errors import ScantlingInputError
 from scantling.generate.request import Handle, Request, ids_of
-from scantling.generate.session import check_writes, follows_length, positioned, renewals
+from scantling.generate.room import check_writes
+from scantling.generate.session import follows_length, positioned, renewals
 from scantling.parts.part import Workload
 from scantling.tensor.context import Context
 from scantling.tensor.paged import Blocks, PagedCache

@@ -206,10 +206,10 @@ class Decoder:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Cores that this process may use; at most $OMP_NUM_THREADS where that is a number, as PyTorch has it."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(found, int(asked)) if asked.isdecimal() and int(asked) else found
 
 
 def _close(library: Any, program: Any, *held: Any) -> None:

@@ -110,7 +110,7 @@ def library(march: str = "native") -> Any:
     loaded = ctypes.CDLL(str(target))
     for name, result, given in (
         ("sc_arena", _pointer, [ctypes.c_size_t]),
-        ("sc_free", None, [_pointer]),
+        ("sc_free", None, [_pointer, ctypes.c_size_t]),
         ("sc_tile_bytes", ctypes.c_long, [ctypes.c_int]),
         ("sc_scratch", ctypes.c_long, [ctypes.c_long]),
         ("sc_start", None, [_pointer, _pointer, ctypes.c_long]),

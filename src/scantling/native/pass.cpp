@@ -620,18 +620,23 @@ int sc_most_rows() { return MOST_ROWS; }
 int sc_integer_dot() { return HAS_INTEGER_DOT; }
 long sc_tile_bytes(int kind) { return (long)tile_bytes(kind); }
 
-// Zeroed memory at the start of a huge page, and huge pages where the system gives them.
+// Zeroed memory at the start of a huge page, and huge pages where the system gives them; null where it gives none.
 void *sc_arena(size_t bytes) {
   const size_t page = (size_t)2 << 20, whole = (bytes + page - 1) / page * page;
-  void *found = std::aligned_alloc(page, whole);
-  if (!found) return nullptr;
+  char *found = (char *)mmap(nullptr, whole + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (found == MAP_FAILED) return nullptr;
+  char *first = (char *)(((uintptr_t)found + page - 1) / page * page);
+  if (first > found) munmap(found, first - found);
+  if (found + page > first) munmap(first + whole, found + page - first);
 #if defined(MADV_HUGEPAGE)
-  madvise(found, whole, MADV_HUGEPAGE);
+  madvise(first, whole, MADV_HUGEPAGE);
 #endif
-  std::memset(found, 0, whole);
-  return found;
+  return first;
 }
-void sc_free(void *arena) { std::free(arena); }
+void sc_free(void *arena, size_t bytes) {
+  const size_t page = (size_t)2 << 20;
+  munmap(arena, (bytes + page - 1) / page * page);
+}
 
 // Floats that `sc_start` needs for what the threads share.
 long sc_scratch(long widest) { return 5L * MOST_ROWS * widest; }
