@@ -173,7 +173,8 @@ def _predicted_packed(lm: Model, done: Generation, whole: Workload) -> dict[str,
 
     assert lm.packed is not None
     steps, prompt = done.new_tokens - 1, done.prompt_tokens
-    each = cache_bytes(lm.parts, Workload(tokens=1), "float32", "full", "plain")
+    d_head, stored = lm.packed.weights.outline.attention.d_head, lm.packed.weights.outline.d_head
+    each = cache_bytes(lm.parts, Workload(tokens=1), "float32", "full", "plain") // d_head * stored
     return {
         "prefill_flops": flops(lm.parts, Workload(tokens=prompt, last_only=True)).forward,
         "decode_flops": decode(lm.parts, prompt, steps) if steps else 0,
