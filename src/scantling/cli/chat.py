@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Of an answer.")
 @click.option("--context", type=click.IntRange(min=16), default=4096, show_default=True, help="Tokens of all together.")
 @drawing.sampling_options
+@drawing.engine_option
 @click.option("--dtype", help="Of the weights; default: the file's (float32 for GGUF).")
 @click.option("--device", default="cpu", show_default=True)
 @show.revision_option

@@ -127,7 +127,7 @@ def _oddities(model: Transformer) -> Iterator[str]:
     sizes = {tuple(getattr(attention, name, None) for name in names) for attention in attentions}
     turned = {attention.position.turned for attention in attentions if isinstance(attention, Attention)} - {0}
     kinds = {isinstance(block, ParallelBlock) for block in stack.blocks}
-    if max(map(len, (sizes, turned, kinds))) > 1:
+    if len(sizes) > 1 or len(turned) > 1 or len(kinds) > 1:
         yield "all layers have heads of one size and number, and blocks of one kind"
 
 
@@ -169,6 +169,6 @@ def _odd_attention(attention: Attention) -> Iterator[str]:
     if padded(attention.d_head, ROWS) > WIDEST_HEAD:
         yield f"heads have up to {WIDEST_HEAD} channels"
     wide = isinstance(attention.q_norm, RMSNorm)
-    for norm in filter(None, (attention.q_norm, attention.k_norm)):
-        if not isinstance(norm, HeadNorm) and norm.d != attention.d_head and not wide:
+    for norm in (attention.q_norm, attention.k_norm):
+        if norm is not None and not isinstance(norm, HeadNorm) and norm.d != attention.d_head and not wide:
             yield "only an RMSNorm goes over all heads"
