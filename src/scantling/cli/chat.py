@@ -41,6 +41,8 @@ def command(**given: Any) -> None:
     more = {"max_new_tokens": given["max_new_tokens"], "positions": given["context"]}
     talk = Conversation(lm, given["system"], sampling, **more)
     tty = sys.stdin.isatty()
+    if given["why"]:
+        click.echo(given["why"], err=True)
     if tty:
         click.echo(f"{lm.card.name}: /reset begins anew, /exit ends", err=True)
     while True:

@@ -166,18 +166,16 @@ engine_option = click.option(
 
 
 def loaded(given: dict[str, Any]) -> Model:
-    """The model of -m, --dtype, --device, --revision and --engine.
+    """The model of -m, --dtype, --device, --revision and --engine; what loading noticed goes to standard error.
 
-    What loading noticed, and which engine was taken for which reason, goes to standard error.
+    `given["why"]` becomes a line about the engine that was taken where none was named.
 
     Raises:
         ScantlingInputError: what loading refuses, or options that the engine asked for does not have.
     """
-    lm, why = _with_engine(given)
+    lm, given["why"] = _with_engine(given)
     for note in lm.notes:
         click.echo(f"note: {note}", err=True)
-    if why:
-        click.echo(why, err=True)
     return lm
 
 

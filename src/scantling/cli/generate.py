@@ -65,11 +65,14 @@ def command(prompt: str | None, **given: Any) -> None:
 
     text = templated(lm, [{"role": "user", "content": prompt}], "--chat") if given["chat"] else prompt
     made = _made(lm, text, given, sampling, options)
+    why = [given["why"]] if given["why"] else []
     if given["as_json"]:
+        for line in why:
+            click.echo(line, err=True)
         show.emit(_json(lm, made, options))
         return
     show.say()
-    for line in report(lm, made[0], options):
+    for line in (*why, *report(lm, made[0], options)):
         click.echo(line, err=True)
 
 
@@ -105,6 +108,8 @@ def _many(lm: Model, given: dict[str, Any], sampling: Any, options: Options) -> 
     lines = read_prompts(given["prompts"], default, f"{given['model']} {lm.dtype}", prepared)
     limits = limits_for(lm, lines, given["rows"])
     new, old = run_prompts(lm, lines, given["out"], limits, _progress())
+    if given["why"]:
+        click.echo(given["why"], err=True)
     if given["as_json"]:
         show.emit({"written": new, "already_there": old, "out": str(given["out"])})
     else:

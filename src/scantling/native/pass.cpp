@@ -24,6 +24,7 @@ constexpr int AHEAD = 8192;
 
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
 template <class V> inline V load(const void *from) {
   V value;
@@ -34,15 +35,27 @@ template <class V> inline void store(void *to, V value) { std::memcpy(to, &value
 inline Floats all(float x) { return x - Floats{}; }
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 inline float top(Floats v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#else
   float best = v[0];
   for (int i = 1; i < LANES; i++) best = v[i] > best ? v[i] : best;
   return best;
+#endif
 }
 inline float sum(Floats v) {
-  // In a fixed tree, whatever the instruction set.
+  // In a fixed tree, whatever the instruction set: halves, then halves of halves.
+#if defined(__AVX512F__)
+  const __m512 whole = (__m512)v;
+  __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(whole), _mm512_extractf32x8_ps(whole, 1));
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return four[0] + four[1];
+#else
   for (int half = LANES / 2; half; half /= 2)
     for (int i = 0; i < half; i++) v[i] += v[i + half];
   return v[0];
+#endif
 }
 inline float half(uint16_t h) {
   uint32_t sign = (h & 0x8000u) << 16, rest = h & 0x7fffu, bits;
@@ -294,45 +307,69 @@ void exact(const Matrix &m, int first, int last, const Read &in, float *y, size_
 #define HAS_INTEGER_DOT 1
 inline __m512i four(const int8_t *p) { return _mm512_set1_epi32(load<int32_t>(p)); }
 
-// The same with activations as 8-bit numbers and a scale for 32 of them.
-template <int KIND, int ROWS>
+// The same with activations as 8-bit numbers and a scale for 32 of them, TILES tiles side by side.
+template <int KIND, int ROWS, int TILES>
 void rounded(const Matrix &m, int first, int last, const Read &in, float *y, size_t stride) {
   const int groups = m.k / GROUP;
   constexpr size_t bytes = KIND == Q4 ? 320 : 544;
   const __m512i low = _mm512_set1_epi8(15);
-  for (int t = first; t < last; t++) {
-    const uint8_t *p = m.data + (size_t)t * groups * bytes;
-    Floats total[ROWS];
-    for (int b = 0; b < ROWS; b++) total[b] = m.bias ? load<Floats>(m.bias + t * LANES) : Floats{};
-    for (int g = 0; g < groups; g++, p += bytes) {
-      ahead<ROWS>(p, bytes);
-      __m512i w[8];
-      if constexpr (KIND == Q4)
-        for (int j = 0; j < 4; j++) {
-          __m512i v = load<__m512i>(p + 64 * j);
-          w[2 * j] = _mm512_and_si512(v, low);
-          w[2 * j + 1] = _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
-        }
-      else
-        for (int j = 0; j < 8; j++) w[j] = load<__m512i>(p + 64 * j);
-      const Floats d = halves(p + (KIND == Q4 ? 256 : 512));
+  for (int t = first; t + TILES <= last; t += TILES) {
+    const uint8_t *tile = m.data + (size_t)t * groups * bytes;
+    Floats total[ROWS][TILES];
+    for (int b = 0; b < ROWS; b++)
+      for (int u = 0; u < TILES; u++) total[b][u] = m.bias ? load<Floats>(m.bias + (t + u) * LANES) : Floats{};
+    for (int g = 0; g < groups; g++) {
+      __m512i w[TILES][8];
+      Floats d[TILES], least[TILES];
+      for (int u = 0; u < TILES; u++) {
+        const uint8_t *p = tile + ((size_t)u * groups + g) * bytes;
+        ahead<ROWS>(p, bytes);
+        if constexpr (KIND == Q4)
+          for (int j = 0; j < 4; j++) {
+            __m512i v = load<__m512i>(p + 64 * j);
+            w[u][2 * j] = _mm512_and_si512(v, low);
+            w[u][2 * j + 1] = _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
+          }
+        else
+          for (int j = 0; j < 8; j++) w[u][j] = load<__m512i>(p + 64 * j);
+        d[u] = halves(p + (KIND == Q4 ? 256 : 512));
+        if constexpr (KIND == Q4) least[u] = halves(p + 288);
+      }
+#pragma GCC unroll 8
       for (int b = 0; b < ROWS; b++) {
         const int8_t *x = in.q + (size_t)b * m.k + g * GROUP;
         const float s = in.scales[b * groups + g];
-        __m512i even = KIND == Q4 ? _mm512_setzero_si512() : _mm512_set1_epi32(-128 * in.counts[b * groups + g]);
-        __m512i odd = _mm512_setzero_si512();
+        const int count = in.counts[b * groups + g];
+        __m512i even[TILES], odd[TILES];
+        for (int u = 0; u < TILES; u++) {
+          even[u] = KIND == Q4 ? _mm512_setzero_si512() : _mm512_set1_epi32(-128 * count);
+          odd[u] = _mm512_setzero_si512();
+        }
 #pragma GCC unroll 4
         for (int j = 0; j < 8; j += 2) {
-          even = _mm512_dpbusd_epi32(even, w[j], four(x + 4 * j));
-          odd = _mm512_dpbusd_epi32(odd, w[j + 1], four(x + 4 * j + 4));
+          const __m512i one = four(x + 4 * j), two = four(x + 4 * j + 4);
+          for (int u = 0; u < TILES; u++) {
+            even[u] = _mm512_dpbusd_epi32(even[u], w[u][j], one);
+            odd[u] = _mm512_dpbusd_epi32(odd[u], w[u][j + 1], two);
+          }
         }
-        total[b] += (Floats)_mm512_cvtepi32_ps(_mm512_add_epi32(even, odd)) * (d * s);
-        // The minimum goes with the sum of the rounded activations, as the scale does.
-        if constexpr (KIND == Q4) total[b] += halves(p + 288) * (s * in.counts[b * groups + g]);
+        for (int u = 0; u < TILES; u++) {
+          total[b][u] += (Floats)_mm512_cvtepi32_ps(_mm512_add_epi32(even[u], odd[u])) * (d[u] * s);
+          // The minimum goes with the sum of the rounded activations, as the scale does.
+          if constexpr (KIND == Q4) total[b][u] += least[u] * (s * count);
+        }
       }
     }
-    for (int b = 0; b < ROWS; b++) store(y + b * stride + t * LANES, total[b]);
+    for (int b = 0; b < ROWS; b++)
+      for (int u = 0; u < TILES; u++) store(y + b * stride + (t + u) * LANES, total[b][u]);
   }
+}
+
+template <int KIND, int ROWS>
+void rounded(const Matrix &m, int first, int last, const Read &in, float *y, size_t stride) {
+  constexpr int TILES = ROWS == 8 ? 2 : 1;
+  rounded<KIND, ROWS, TILES>(m, first, last, in, y, stride);
+  if (TILES == 2 && (last - first) % 2) rounded<KIND, ROWS, 1>(m, last - 1, last, in, y, stride);
 }
 #else
 #define HAS_INTEGER_DOT 0
@@ -435,14 +472,14 @@ void prepare(Own &own, const Matrix &m, const float *x, size_t stride, int n, in
       }
       const float most = top(max(max(low, -low), max(high, -high))), by = most > 0 ? 127.f / most : 0.f;
       int8_t *q = own.q.data() + (size_t)b * m.k + g * GROUP;
-      Ints counts{};
+      Floats counts{};
       for (int part = 0; part < 2; part++) {
-        const Ints whole = __builtin_convertvector(nearest((part ? high : low) * by), Ints);
-        for (int i = 0; i < LANES; i++) q[part * LANES + i] = (int8_t)whole[i];
-        counts += whole;
+        const Floats near = nearest((part ? high : low) * by);
+        store(q + part * LANES, __builtin_convertvector(__builtin_convertvector(near, Ints), Bytes));
+        counts += near;
       }
-      int32_t count = 0;
-      for (int i = 0; i < LANES; i++) count += counts[i];
+      // Whole numbers far below 2^24.
+      const int32_t count = (int32_t)sum(counts);
       own.scales[at] = most / 127.f;
       own.counts[at] = count;
     }
@@ -507,50 +544,80 @@ void place(const Program &p, const Layer &l, float *qkv, int slot, int position,
   std::memcpy(page_of(p, l.values, slot, kv, position) + (size_t)(position % LANES) * p.head, v, 4 * (size_t)p.head);
 }
 
+// Values weighed by the scores of Q heads that read them, N registers of each from register `part` on.
+template <int Q, int N>
+void weigh(const Program &p, const float *page, int start, int end, const float *scores, size_t stride, Floats (&mixed)[Q][4],
+           int part) {
+  for (int s = start; s < end; s++)
+    for (int i = 0; i < N; i++) {
+      const Floats v = load<Floats>(page + (size_t)s * p.head + (part + i) * LANES);
+      for (int g = 0; g < Q; g++) mixed[g][i] += v * scores[g * stride + s];
+    }
+}
+
+// What the heads [h, h + Q), which share keys and values, read at a position; each as if it were alone.
+template <int Q>
 void attend(const Program &p, const Layer &l, const float *q, int slot, int h, int position, float *out, float *scores) {
   const int kv = h / (p.heads / p.kv_heads), first = l.window && position >= l.window ? position - l.window + 1 : 0;
-  const int from = first / LANES, to = position / LANES + 1;
+  const int from = first / LANES, to = position / LANES + 1, parts = p.head / LANES;
+  const size_t stride = p.capacity + LANES;
   const Floats lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  Floats most = all(-3e38f);
+  const auto outside = [&](int t, int i) { return t * LANES + i < first || t * LANES + i > position; };
+  Floats most[Q], weight[Q] = {};
+  for (int g = 0; g < Q; g++) most[g] = all(-3e38f);
   for (int t = from; t < to; t++) {
     const float *k = page_of(p, l.keys, slot, kv, t * LANES);
-    Floats part[4] = {};
+    Floats part[Q][4] = {};
     for (int i = 0; i < p.head; i += 4)
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; j++) part[j] += load<Floats>(k + (size_t)(i + j) * LANES) * q[i + j];
-    Floats score = ((part[0] + part[1]) + (part[2] + part[3])) * l.scale;
-    if (p.softcap > 0) score = hyperbolic(score / p.softcap) * p.softcap;
-    if (l.slopes) score += (lanes + (float)(t * LANES - position)) * l.slopes[h];
-    if (t == from || t == to - 1)
-      for (int i = 0; i < LANES; i++)
-        if (t * LANES + i < first || t * LANES + i > position) score[i] = -3e38f;
-    most = max(most, score);
-    store(scores + (size_t)t * LANES, score);
+      for (int j = 0; j < 4; j++) {
+        const Floats key = load<Floats>(k + (size_t)(i + j) * LANES);
+        for (int g = 0; g < Q; g++) part[g][j] += key * q[(size_t)g * p.head + i + j];
+      }
+    for (int g = 0; g < Q; g++) {
+      Floats score = ((part[g][0] + part[g][1]) + (part[g][2] + part[g][3])) * l.scale;
+      if (p.softcap > 0) score = hyperbolic(score / p.softcap) * p.softcap;
+      if (l.slopes) score += (lanes + (float)(t * LANES - position)) * l.slopes[h + g];
+      if (t == from || t == to - 1)
+        for (int i = 0; i < LANES; i++)
+          if (outside(t, i)) score[i] = -3e38f;
+      most[g] = max(most[g], score);
+      store(scores + g * stride + (size_t)t * LANES, score);
+    }
   }
-  float best = top(most);
-  if (l.sinks && l.sinks[h] > best) best = l.sinks[h];
-  const Floats peak = all(best);
-  Floats weight{}, mixed[WIDEST_HEAD / LANES] = {};
-  const int parts = p.head / LANES;
-  for (int t = from; t < to; t++) {
-    Floats e = exponential(load<Floats>(scores + (size_t)t * LANES) - peak);
-    if (t == from || t == to - 1)
-      for (int i = 0; i < LANES; i++)
-        if (t * LANES + i < first || t * LANES + i > position) e[i] = 0;
-    weight += e;
-    store(scores + (size_t)t * LANES, e);
+  float by[Q];
+  for (int g = 0; g < Q; g++) {
+    float best = top(most[g]);
+    if (l.sinks && l.sinks[h + g] > best) best = l.sinks[h + g];
+    const Floats peak = all(best);
+    for (int t = from; t < to; t++) {
+      float *score = scores + g * stride + (size_t)t * LANES;
+      Floats e = exponential(load<Floats>(score) - peak);
+      if (t == from || t == to - 1)
+        for (int i = 0; i < LANES; i++)
+          if (outside(t, i)) e[i] = 0;
+      weight[g] += e;
+      store(score, e);
+    }
+    float weights = sum(weight[g]);
+    if (l.sinks) weights += exponential(all(l.sinks[h + g]) - peak)[0];
+    by[g] = 1.f / weights;
   }
-  for (int t = from; t < to; t++) {
-    const float *page = page_of(p, l.values, slot, kv, t * LANES);
-    const int start = t == from ? first % LANES : 0, end = t == to - 1 ? position % LANES + 1 : LANES;
-    for (int s = start; s < end; s++)
-      for (int i = 0; i < parts; i++)
-        mixed[i] += load<Floats>(page + (size_t)s * p.head + i * LANES) * scores[(size_t)t * LANES + s];
+  for (int part = 0; part < parts; part += 4) {
+    Floats mixed[Q][4] = {};
+    for (int t = from; t < to; t++) {
+      const float *page = page_of(p, l.values, slot, kv, t * LANES), *of = scores + (size_t)t * LANES;
+      const int start = t == from ? first % LANES : 0, end = t == to - 1 ? position % LANES + 1 : LANES;
+      switch (parts - part) {
+      case 1: weigh<Q, 1>(p, page, start, end, of, stride, mixed, part); break;
+      case 2: weigh<Q, 2>(p, page, start, end, of, stride, mixed, part); break;
+      case 3: weigh<Q, 3>(p, page, start, end, of, stride, mixed, part); break;
+      default: weigh<Q, 4>(p, page, start, end, of, stride, mixed, part);
+      }
+    }
+    for (int g = 0; g < Q; g++)
+      for (int i = part; i < parts && i < part + 4; i++) store(out + (size_t)g * p.head + i * LANES, mixed[g][i - part] * by[g]);
   }
-  float weights = sum(weight);
-  if (l.sinks) weights += exponential(all(l.sinks[h]) - peak)[0];
-  const Floats by = all(1.f / weights);
-  for (int i = 0; i < parts; i++) store(out + i * LANES, mixed[i] * by);
 }
 
 // Which experts a row goes to, the best first, and with what weight each counts.
@@ -681,11 +748,20 @@ struct Worker {
         place(p, l, qkv, job.slot[b], job.position[b], h, wide ? both : nullptr);
     }
     wait();
-    share(rows * p.heads, a, z);
+    // Heads that share keys go together where there is work enough for all threads.
+    const int group = p.heads / p.kv_heads;
+    const int together = rows * p.kv_heads < 4 * p.threads ? 1 : group % 4 == 0 ? 4 : group % 3 == 0 ? 3 : group % 2 ? 1 : 2;
+    share(rows * p.heads / together, a, z);
     for (int u = a; u < z; u++) {
-      const size_t b = u / p.heads, h = u % p.heads;
-      attend(p, l, s.qkv + b * w + h * p.head, job.slot[b], (int)h, job.position[b], s.mixed + b * w + h * p.head,
-             own.scores.data());
+      const int b = u * together / p.heads, h = u * together % p.heads;
+      const float *q = s.qkv + b * w + (size_t)h * p.head;
+      float *out = s.mixed + b * w + (size_t)h * p.head, *scores = own.scores.data();
+      switch (together) {
+      case 4: attend<4>(p, l, q, job.slot[b], h, job.position[b], out, scores); break;
+      case 3: attend<3>(p, l, q, job.slot[b], h, job.position[b], out, scores); break;
+      case 2: attend<2>(p, l, q, job.slot[b], h, job.position[b], out, scores); break;
+      default: attend<1>(p, l, q, job.slot[b], h, job.position[b], out, scores);
+      }
     }
     wait();
     prepare(own, l.o, s.mixed, w, p.heads * p.head, rows, Norm{}, quantised);
@@ -857,7 +933,7 @@ void sc_start(Program *p, float *scratch, long widest) {
     const size_t numbers = MOST_ROWS * (size_t)(widest + GROUP), groups = numbers / GROUP;
     own.normed.resize(numbers), own.q.resize(numbers);
     own.sums.resize(groups), own.scales.resize(groups), own.counts.resize(groups);
-    own.scores.resize(p->capacity + LANES);
+    own.scores.resize(4 * (p->capacity + LANES));
     own.routed.resize(experts), own.kept.resize(MOST_ROWS * chosen), own.picked.resize(MOST_ROWS * chosen);
   }
   pool->barrier.threads = p->threads;
