@@ -83,7 +83,7 @@ class Packed:
         Raises:
             ScantlingInputError: no compiler, an unknown width, weights that do not fill tiles, or too little memory.
         """
-        self.outline, self._weights = outline, weights
+        self.outline, self._weights, self._names = outline, weights, frozenset(outline.model.named_stored)
         self.library = native.library(march)
         self._arena = Arena(self.library)
         stack, head = outline.stack, outline.head
@@ -97,7 +97,7 @@ class Packed:
         self._bring(Kept.of(weights, outline) if keep else None)
 
     def _head_bias(self) -> list[str]:
-        return ["head.bias" if "head.bias" in self.outline.model.named_stored else "head.matrix.bias"]
+        return ["head.bias" if "head.bias" in self._names else "head.matrix.bias"]
 
     @property
     def nbytes(self) -> int:
@@ -233,7 +233,7 @@ class Packed:
         kind = pieces[0].tiled
         data = self._arena.fill(experts * nbytes(kind, count, wide), made)
         shifts = biases or [name.removesuffix("weight") + "bias" for name in names]
-        if not any(name in self.outline.model.named_stored for name in shifts):
+        if not any(name in self._names for name in shifts):
             return Tiled(kind, count, wide, data, None, experts)
 
         def shift() -> Any:
@@ -245,7 +245,7 @@ class Packed:
         return Tiled(kind, count, wide, data, self._arena.fill(4 * experts * padded(count, ROWS), shift), experts)
 
     def _shift(self, name: str, experts: int, order: NDArray[np.int64]) -> NDArray[np.float32]:
-        if name not in self.outline.model.named_stored:
+        if name not in self._names:
             return np.zeros((experts, len(order)), np.float32)
         values = self._weights.vector(name).reshape(experts, -1)
         return np.where(order < 0, np.float32(0), values[:, order])
