@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from scantling.errors import ScantlingInputError, need
 from scantling.parts.heads import Head
 from scantling.parts.transformer import Transformer
 from scantling.passes import Given, prepare
+from scantling.text.pieces import FILES as SENTENCEPIECE
 from scantling.text.tokenizer import Tokenizer
 from scantling.units import weights_dtype
 
@@ -211,6 +213,8 @@ class Model:
         Raises:
             ScantlingInputError: labels of another shape, out of the vocabulary, or none left after the shift; or a
                 smoothing below 0 or above 1.
+
+        Warns where a decoder's row begins with one id as the label of several other tokens: -100 leaves a prompt out.
         """
         torch = need("torch", "run the model")
         if not isinstance(self.parts.head, Head):
@@ -235,6 +239,8 @@ class Model:
         if document_ids is not None:
             wanted = wanted.masked_fill(self._unjudged(inputs.documents(document_ids, wanted, self.card)), -100)
         if self.card.family == "decoder":
+            if (note := inputs.filled_prompts(self.ids(ids), wanted)) is not None:
+                warnings.warn(note, stacklevel=2)
             logits, wanted = logits[:, :-1], wanted[:, 1:]
         if bool(((wanted < 0) & (wanted != -100) | (wanted >= self.card.vocab_size)).any()):
             raise ScantlingInputError(f"a label is outside the vocabulary of {self.card.vocab_size} and is not -100")
@@ -343,8 +349,6 @@ class Model:
         Raises:
             ScantlingInputError: no encoder, no tokenizer, no texts, one without any token, or a length out of range.
         """
-        import warnings
-
         need("torch", "embed texts")
         from scantling.generate.embed import encode_for_vectors, vectors
 
@@ -489,7 +493,7 @@ def _tokenizer(found: Found) -> Tokenizer | None:
     if found.kind == "gguf":
         return _gguf_tokenizer(read_gguf(found.path).metadata)
     folder = found.path if found.path.is_dir() else found.path.parent
-    has_one = any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model"))
+    has_one = any((folder / name).exists() for name in ("tokenizer.json", *SENTENCEPIECE))
     return Tokenizer.from_folder(folder) if has_one else None
 
 

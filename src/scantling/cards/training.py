@@ -13,8 +13,8 @@ class Optimizer(Section):
     """The optimiser.
 
     Attributes:
-        kind: adamw; muon for the matrices of the blocks with adamw for the rest; sgd with Nesterov momentum.
-            adamw-8bit is counted by `memory` and not trained with.
+        kind: adamw; adamw-8bit, whose moments are held in 8 bits; muon for the matrices of the blocks with adamw for
+            the rest; sgd with Nesterov momentum.
         lr: the peak rate.
         momentum: of muon and sgd.
         decay_embeddings: whether tables decay like matrices; gains and shifts never do.
@@ -107,6 +107,20 @@ class Lora(Section):
     dropout: Chance = 0.0
 
 
+class Parallel(Section):
+    """How the processes of a run share it; one alone shares nothing.
+
+    Attributes:
+        sharded: ranks with rows of their own that share weights, gradients and optimizer state (FSDP); default all.
+        tensor: ranks that share every matrix of a block and read the same rows.
+        replicated: ranks with rows of their own that hold all weights each.
+    """
+
+    sharded: Size | None = None
+    tensor: Size = 1
+    replicated: Size = 1
+
+
 class Training(Section):
     """One training run.
 
@@ -118,7 +132,7 @@ class Training(Section):
         precision: fp32; bf16-mixed (autocast, weights in float32); bf16-master (weights in bfloat16 with float32
             copies); bf16 (nothing in float32).
         steps: updates.
-        batch: rows of a micro-batch.
+        batch: rows of a micro-batch; of an update there are batch x accumulation, of all processes together.
         tokens: of a row; default the context.
         curriculum: stages of shorter rows before.
         accumulation: micro-batches of an update; their tokens count alike.
@@ -127,12 +141,17 @@ class Training(Section):
         label_smoothing: share of each target that is spread over the vocabulary.
         z_loss: factor on the square of the log of the softmax's sum.
         router_balance, router_z: factors on the losses of routers (Switch Transformer, ST-MoE); experts only.
+        router_shift: how far the stored shift of an expert's score moves after an update, up where it was chosen too
+            seldom and down where too often (DeepSeek V3); of cards with mlp.selection_bias only, and not with adapters.
+        whole_words: all pieces of a word are masked together; of the objective masked only.
         lora: adapters are trained instead of the weights, and saved merged and by themselves; default not.
-        ema: decay of a mean of the weights that is evaluated and saved beside them; default none.
+        ema: decay of a mean of the weights, which is evaluated, and saved as a model in the folder `ema` of each
+            checkpoint; default none.
         seed: of the initial weights, the order of the data and dropout, each by its own stream.
         save_every: updates between two checkpoints; 0 is only at the end.
         keep: newest checkpoints that stay; the best one stays, too.
         compile: by torch.compile, which costs a minute at the start.
+        parallel: how the processes that torchrun starts share the run; no loss depends on it.
     """
 
     objective: Literal["causal", "masked", "seq2seq", "spans", "prefix"] | None = None
@@ -151,6 +170,8 @@ class Training(Section):
     z_loss: Amount = 0.0
     router_balance: Amount = 0.01
     router_z: Amount = 0.0
+    router_shift: Amount = 0.001
+    whole_words: bool = False
     lora: Lora | None = None
     ema: Chance | None = None
     seed: Count = 0
@@ -159,6 +180,7 @@ class Training(Section):
     save_every: Count = 0
     keep: Size = 2
     compile: bool = False
+    parallel: Parallel = Parallel()
 
 
 def tokens_at(training: Training, step: int, context: int) -> int:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _grouped(name: str, options: dict[str, Any]) -> Callable[[F], F]:
+def grouped(name: str, options: dict[str, Any]) -> Callable[[F], F]:
     """Options that a command takes as one dictionary, `name`; by the name of each its option."""
 
     def add(command: F) -> F:
@@ -67,7 +67,7 @@ DRAWN = {
 }
 
 
-sampling_options = _grouped("drawn", DRAWN)
+sampling_options = grouped("drawn", DRAWN)
 
 
 def sampling(drawn: dict[str, Any]) -> Sampling:
@@ -106,8 +106,8 @@ BEAMS = {
         "--early-stopping", is_flag=True, help="Of beams: end with the first N whole texts."
     ),
 }
-beam_options = _grouped("searched", BEAMS)
-search_options = _grouped(
+beam_options = grouped("searched", BEAMS)
+search_options = grouped(
     "searched",
     {
         **BEAMS,
@@ -116,7 +116,7 @@ search_options = _grouped(
         ),
     },
 )
-shape_options = _grouped(
+shape_options = grouped(
     "shaped",
     {
         "regex": click.option("--regex", metavar="EXPR", help="The text must match it whole."),
@@ -125,7 +125,7 @@ shape_options = _grouped(
         ),
     },
 )
-cache_options = _grouped(
+cache_options = grouped(
     "kept",
     {
         "kind": click.option(
@@ -137,7 +137,7 @@ cache_options = _grouped(
         "chunk": click.option("--prefill-chunk", "chunk", type=int, metavar="N", help="Tokens of a prompt at once."),
     },
 )
-draft_options = _grouped(
+draft_options = grouped(
     "drafted",
     {
         "draft_model": click.option("--draft-model", help="A smaller model that proposes tokens."),

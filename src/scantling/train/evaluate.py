@@ -15,6 +15,7 @@ from scantling.errors import ScantlingInputError
 from scantling.model import Model
 from scantling.train.forward import How, Inputs, forward, inputs
 from scantling.train.loss import IGNORED
+from scantling.train.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from scantling.data import Corpus, Documents, Objective
@@ -146,9 +147,14 @@ def score_text(lm: Model, text: str, windows: Windows, how: How | None = None) -
 
 
 def score_documents(
-    lm: Model, documents: Documents, windows: Windows, limit: int | None = None, how: How | None = None
+    lm: Model,
+    documents: Documents,
+    windows: Windows,
+    limit: int | None = None,
+    how: How | None = None,
+    ranks: Ranks = ALONE,
 ) -> Score:
-    """Score the documents of a corpus, each for itself, the first ones up to `limit` tokens.
+    """Score the documents of a corpus, each for itself, the first ones up to `limit` tokens; ranks share the windows.
 
     Raises:
         ScantlingInputError: no decoder, or nothing to judge.
@@ -171,7 +177,7 @@ def score_documents(
             total_bytes += replace(documents, spans=documents.spans[i : i + 1]).bytes * share - spared
             yield from windows.cut(ids)
 
-    found = _score_windows(lm, rows(), how or How())
+    found = _score_windows(lm, rows(), how or How(), ranks)
     if not found.tokens:
         raise ScantlingInputError("no token of the held-out text is judged: documents of two tokens are needed")
     return replace(found, bytes=total_bytes)
@@ -186,7 +192,13 @@ class Rows:
 
 
 def score_objective(
-    lm: Model, documents: Documents, objective: Objective | str, rows: Rows, limit: int | None, how: How
+    lm: Model,
+    documents: Documents,
+    objective: Objective | str,
+    rows: Rows,
+    limit: int | None,
+    how: How,
+    ranks: Ranks = ALONE,
 ) -> Score:
     """Score documents under the objective of a run, with the same noise every time; bytes have no meaning there."""
     from scantling.data import one_pass
@@ -195,12 +207,14 @@ def score_objective(
     for batch in one_pass(documents, objective, ROWS, rows.tokens, rows.mode, seed=0):
         if limit is not None and total.tokens >= limit:
             break
-        given = inputs(batch, lm.parts, lm.device)
-        if given.judged:
-            total += Score(_nll(lm, given, how), given.judged, None)
+        judged = int((batch.labels != IGNORED).sum())
+        if judged:
+            first, end = _mine(len(batch.ids), ranks)
+            given = inputs(batch.rows(first, max(end, first + 1)), lm.parts, lm.device)
+            total += Score(_nll(lm, given, how) * (end > first), judged, None)
     if not total.tokens:
         raise ScantlingInputError("no token of the held-out text is judged")
-    return total
+    return _summed(total, lm, ranks)
 
 
 def start_of(corpus: Corpus) -> int | None:
@@ -208,19 +222,33 @@ def start_of(corpus: Corpus) -> int | None:
     return corpus.marks.before[0] if corpus.marks.before else None
 
 
-def _score_windows(lm: Model, rows: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]], how: How) -> Score:
+def _mine(rows: int, ranks: Ranks) -> tuple[int, int]:
+    """The rows of a batch that are this rank's; where there are too few, none, from one on that it may run idly."""
+    each = -(-rows // ranks.data)
+    first = min(ranks.data_rank * each, rows)
+    return (rows - 1, rows - 1) if first == rows else (first, min(first + each, rows))
+
+
+def _summed(score: Score, lm: Model, ranks: Ranks) -> Score:
+    """The losses of all ranks together; every one of them has counted all tokens."""
+    return replace(score, nll=ranks.sums([score.nll], lm.device)[0])
+
+
+def _score_windows(
+    lm: Model, rows: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]], how: How, ranks: Ranks = ALONE
+) -> Score:
     if lm.card.family != "decoder":
         raise ScantlingInputError(f"a text is scored by a decoder, and {lm.card.name} is of family {lm.card.family}")
     total, waiting = Score(), list[tuple[NDArray[np.int64], NDArray[np.int64]]]()
     for row in rows:
         waiting.append(row)
         if len(waiting) == ROWS:
-            total, waiting = total + _run(lm, waiting, how), []
-    return total + _run(lm, waiting, how) if waiting else total
+            total, waiting = total + _run(lm, waiting, how, ranks), []
+    return _summed(total + _run(lm, waiting, how, ranks) if waiting else total, lm, ranks)
 
 
-def _run(lm: Model, rows: list[tuple[NDArray[np.int64], NDArray[np.int64]]], how: How) -> Score:
-    """Rows side by side, filled up behind: what comes later is not seen by a decoder."""
+def _run(lm: Model, rows: list[tuple[NDArray[np.int64], NDArray[np.int64]]], how: How, ranks: Ranks) -> Score:
+    """Rows side by side, filled up behind: what comes later is not seen by a decoder. The loss is of this rank's."""
     longest = max(len(ids) for ids, _ in rows)
     ids = np.zeros((len(rows), longest), np.int64)
     labels = np.full((len(rows), longest), IGNORED)
@@ -229,8 +257,10 @@ def _run(lm: Model, rows: list[tuple[NDArray[np.int64], NDArray[np.int64]]], how
     judged = int((labels != IGNORED).sum())
     if not judged:
         return Score()
-    batch = Inputs(torch.from_numpy(ids).to(lm.device), torch.from_numpy(labels).to(lm.device), judged)
-    return Score(_nll(lm, batch, how), judged)
+    first, end = _mine(len(rows), ranks)
+    own = slice(first, max(end, first + 1))
+    batch = Inputs(torch.from_numpy(ids[own]).to(lm.device), torch.from_numpy(labels[own]).to(lm.device), judged)
+    return Score(_nll(lm, batch, how) * (end > first), judged)
 
 
 def _nll(lm: Model, batch: Inputs, how: How) -> float:

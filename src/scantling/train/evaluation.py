@@ -7,27 +7,37 @@ from scantling.data import Corpus
 from scantling.model import Model
 from scantling.train.evaluate import Rows, Score, score_documents, score_objective, start_of, windows_for
 from scantling.train.forward import How
+from scantling.train.ranks import ALONE, Ranks
 from scantling.train.settings import boundary_of, objective, objective_of
 
 PROMPT_TOKENS = 16
 """Of a held-out document that a sample begins with, where no prompt is given."""
 
 
-def evaluate(lm: Model, corpus: Corpus, training: Training, how: How) -> Score:
-    """The score of the held-out half: of text that is read from left to right every token, else the objective's."""
+def evaluate(lm: Model, corpus: Corpus, training: Training, how: How, ranks: Ranks = ALONE) -> Score:
+    """The score of the held-out half: of text that is read from left to right every token, else the objective's.
+
+    Ranks share the rows, and all get the same score.
+    """
     name, asked = objective_of(lm.card, training), training.evaluation
     if name == "causal" and corpus.manifest.kind == "text":
         size = min(training.tokens or lm.card.context, lm.card.context)
         windows = windows_for(lm, asked.stride, size, start_of(corpus))
-        return score_documents(lm, corpus.held_out, windows, asked.tokens, how)
+        return score_documents(lm, corpus.held_out, windows, asked.tokens, how, ranks)
     rows = Rows(training.tokens or lm.card.context, boundary_of(lm.card, training))
-    return score_objective(lm, corpus.held_out, objective(lm, training), rows, asked.tokens, how)
+    return score_objective(lm, corpus.held_out, objective(lm, training), rows, asked.tokens, how, ranks)
+
+
+def wants_samples(lm: Model, training: Training) -> bool:
+    """Whether a look at held-out text writes any."""
+    asked = training.evaluation
+    return bool(asked.samples) and lm.card.family == "decoder" and asked.sample_tokens < lm.card.context
 
 
 def samples(lm: Model, corpus: Corpus, training: Training) -> list[str]:
     """Greedy texts of a decoder: the prompt, or the first tokens of held-out documents, and what follows."""
     asked = training.evaluation
-    if not asked.samples or lm.card.family != "decoder" or asked.sample_tokens >= lm.card.context:
+    if not wants_samples(lm, training):
         return []
     tokenizer, before = corpus.tokenizer, list(corpus.marks.before)
     room = lm.card.context - asked.sample_tokens

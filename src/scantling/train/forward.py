@@ -17,7 +17,7 @@ from scantling.parts.transformer import Transformer
 from scantling.tensor import router_losses
 from scantling.tensor.context import Context
 from scantling.tensor.router_losses import Routing
-from scantling.train.loss import IGNORED, Scoring, Terms, judge
+from scantling.train.loss import IGNORED, Scoring, Share, Terms, judge
 
 
 class Rows(Protocol):
@@ -191,7 +191,7 @@ def forward(net: nn.Module, parts: Transformer, batch: Inputs, count: float, how
     with _autocast(batch.ids.device, how.autocast):
         ctx = context(batch, how, training)
         hidden = net(batch.ids, ctx) if batch.source is None else net(batch.ids, ctx, batch.source)
-        scoring = Scoring(*head.matrix(net.head, _table(net, parts)), head.vocab_size, head.softcap)
+        scoring = _scoring(head, *head.matrix(net.head, _table(net, parts)))
         judged = judge(hidden, batch.labels, scoring, count, how.terms, how.rows, how.plain)
     objective = judged.objective
     if routed and ctx.routing:
@@ -222,6 +222,19 @@ def _table(net: Any, parts: Transformer) -> Tensor:
     """The weight of the table that a tied head scores with."""
     table: Tensor = (net.target_embed if parts.target_embed else net.embed).weight
     return table
+
+
+def _scoring(head: Head, weight: Any, bias: Any) -> Scoring:
+    """How vectors are scored: by the whole vocabulary, or by this rank's rows of a matrix that is divided."""
+    if not hasattr(weight, "device_mesh"):
+        return Scoring(weight, bias, head.vocab_size, head.softcap)
+    assert weight.device_mesh.mesh_dim_names == ("tensor",), "the matrix is a shard of data ranks, outside of a pass"
+    rows = weight.to_local()
+    start = weight.device_mesh.get_local_rank() * len(rows)
+    if bias is not None:
+        bias = bias.to_local() if hasattr(bias, "device_mesh") else bias[start : start + len(rows)]
+    share = Share(weight.device_mesh.get_group(), start, head.vocab_size)
+    return Scoring(rows, bias, min(len(rows), head.vocab_size - start), head.softcap, share)
 
 
 def _autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:

@@ -8,7 +8,7 @@ arXiv:2410.10989, section 3.2, do the same in one kernel).
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,35 @@ IGNORED = -100
 PIECE = 2**24
 """Logits in one piece unless the caller says how many rows it has."""
 
+BLOCK = 2**18
+"""Of them, as many as a cache of a core holds in float32."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's tokens of a vocabulary that tensor ranks divide; they all judge the same vectors.
+
+    Attributes:
+        group: of torch.distributed.
+        start: the first token of this rank.
+        whole: tokens of all ranks.
+    """
+
+    group: Any
+    start: int
+    whole: int
+
+    def sum(self, x: Tensor) -> Tensor:
+        """x summed over the ranks, in place."""
+        torch.distributed.all_reduce(x, group=self.group)
+        return x
+
+    def logsumexp(self, lse: Tensor) -> Tensor:
+        """That over all tokens, of each rank's own (n,)."""
+        parts = [torch.empty_like(lse) for _ in range(torch.distributed.get_world_size(self.group))]
+        torch.distributed.all_gather(parts, lse.contiguous(), group=self.group)
+        return torch.stack(parts).logsumexp(0)
+
 
 @dataclass(frozen=True)
 class Scoring:
@@ -30,13 +59,16 @@ class Scoring:
     Attributes:
         weight: (rows, d), at least `vocab_size` rows.
         bias: (rows,), or None.
+        vocab_size: of this rank where several divide the vocabulary.
         softcap: c in c * tanh(logits / c), or None.
+        share: what part of the vocabulary this is; None is all of it.
     """
 
     weight: Tensor
     bias: Tensor | None
     vocab_size: int
     softcap: float | None = None
+    share: Share | None = None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(N, V), in the vectors' dtype."""
@@ -107,15 +139,17 @@ def judge(
         raise ScantlingInputError(f"a piece of {rows} rows; at least 1 is needed")
     hidden, labels = hidden.flatten(0, -2), labels.flatten()
     if plain:
+        if scoring.share is not None:
+            raise ScantlingInputError("the plain loss takes the whole vocabulary, and tensor ranks divide it")
         return _plain(hidden, labels, scoring, count, terms)
     hidden, scoring = _cast(hidden, scoring)
-    if hidden.device.type == "cuda" and fused_kernel():
+    if hidden.device.type == "cuda" and scoring.share is None and fused_kernel():
         return _fused(hidden, labels, scoring, count, terms)
     weight = scoring.weight[: scoring.vocab_size]
     bias = None if scoring.bias is None else scoring.bias[: scoring.vocab_size]
     size = rows or max(16, PIECE // scoring.vocab_size)
     objective, nll = _Pieces.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, labels, scoring.softcap, terms, count, size, torch.is_grad_enabled()
+        hidden, weight, bias, labels, (scoring.softcap, scoring.share), terms, count, size, torch.is_grad_enabled()
     )
     return Judged(objective, nll)
 
@@ -132,7 +166,7 @@ def _cast(hidden: Tensor, scoring: Scoring) -> tuple[Tensor, Scoring]:
         dtype = torch.get_autocast_dtype(kind)
         bias = None if scoring.bias is None else scoring.bias.to(dtype)
         hidden = hidden.to(dtype)
-        scoring = Scoring(scoring.weight.to(dtype), bias, scoring.vocab_size, scoring.softcap)
+        scoring = replace(scoring, weight=scoring.weight.to(dtype), bias=bias)
     return hidden, scoring
 
 
@@ -184,7 +218,7 @@ class _Pieces(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         labels: Tensor,
-        softcap: float | None,
+        scores: tuple[float | None, Share | None],
         terms: Terms,
         count: float | Tensor,
         size: int,
@@ -198,25 +232,27 @@ class _Pieces(torch.autograd.Function):
         # Sums over many tokens lose digits in float32; mps has nothing wider.
         sums = torch.float32 if hidden.device.type == "mps" else torch.float64
         objective, nll = torch.zeros(2, dtype=sums, device=hidden.device)
+        held = torch.empty(min(size, hidden.shape[0]), weight.shape[0], dtype=wide, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, hidden.shape[0], size):
                 x, y = hidden[start : start + size], labels[start : start + size]
-                logits = torch.nn.functional.linear(x, weight, bias).to(wide)
-                part, bare, slope = _piece(logits, y, softcap, terms, any(needs))
+                logits = _scores(x, weight, bias, held[: x.shape[0]])
+                part, bare = _piece(logits, y, scores, terms, count if any(needs) else None)
                 objective += part.sum(dtype=sums)
                 nll += bare.sum(dtype=sums)
-                if slope is None:
+                if not any(needs):
                     continue
-                slope = slope.div_(count)
                 if d_bias is not None:
-                    d_bias += slope.sum(0)
-                narrow = slope.to(hidden.dtype)
+                    d_bias += logits.sum(0)
+                narrow = logits.to(hidden.dtype)
                 if d_hidden is not None:
                     torch.mm(narrow, weight, out=d_hidden[start : start + size])
                 if d_weight is not None and d_weight.dtype == narrow.dtype:
                     d_weight.addmm_(narrow.T, x)
                 elif d_weight is not None:
                     d_weight += narrow.T @ x
+        if d_hidden is not None and scores[1] is not None:
+            scores[1].sum(d_hidden)
         ctx.gradients = (
             d_hidden,
             None if d_weight is None else d_weight.to(weight.dtype),
@@ -234,38 +270,76 @@ class _Pieces(torch.autograd.Function):
         return (*scaled, None, None, None, None, None, None)
 
 
-def _piece(
-    logits: Tensor, labels: Tensor, softcap: float | None, terms: Terms, slope: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Each row's objective and bare loss, and d objective / d logits, of logits (n, V) before the cap (overwritten).
+def _scores(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """x W^T + b (n, V) in the memory of `out`, rounded to the vectors' dtype first where that is narrower."""
+    if out.dtype != x.dtype:
+        return out.copy_(torch.nn.functional.linear(x, weight, bias))
+    if bias is None:
+        return torch.mm(x, weight.T, out=out)
+    return torch.addmm(bias, x, weight.T, out=out)
 
-    With p the softmax, e the smoothing and z the factor on lse^2: (1 + 2 z lse) p - (1 - e) onehot - e / V, through
-    the cap times 1 - (capped / c)^2.
+
+def _piece(
+    logits: Tensor,
+    labels: Tensor,
+    scores: tuple[float | None, Share | None],
+    terms: Terms,
+    count: float | Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Each row's objective and bare loss (n,), of logits (n, V) before the cap.
+
+    They are overwritten by d objective / d logits over `count`; None wants no slope, and leaves no meaning in them.
+    A few rows at a time, so that all passes over them find them in a cache; ranks that ask each other do it once.
     """
+    whole = logits.device.type != "cpu" or scores[1] is not None
+    size = logits.shape[0] if whole else max(1, BLOCK // logits.shape[1])
+    found = [
+        _rows(logits[i : i + size], labels[i : i + size], scores, terms, count) for i in range(0, logits.shape[0], size)
+    ]
+    return torch.cat([each for each, _ in found]), torch.cat([bare for _, bare in found])
+
+
+def _rows(
+    x: Tensor, labels: Tensor, scores: tuple[float | None, Share | None], terms: Terms, count: float | Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`_piece` of rows x (n, V), which are overwritten.
+
+    With p the softmax, e the smoothing and z the factor on lse^2, the slope is (1 + 2 z lse) p - (1 - e) onehot
+    - e / V, through the cap times 1 - (capped / c)^2. Where ranks divide the vocabulary each has its columns of the
+    logits, and of the rows' sums (of exponentials, of the label's logit, of all logits) its part.
+    """
+    softcap, share = scores
     judged = labels != IGNORED
-    at = labels.clamp(min=0)[:, None]
+    own = judged if share is None else judged & (labels >= share.start) & (labels < share.start + x.shape[-1])
+    at = torch.where(own, labels - (0 if share is None else share.start), 0)[:, None]
     turned = None
     if softcap is not None:
-        turned = logits.div_(softcap).tanh_()
-        logits = turned * softcap
-    lse = logits.logsumexp(-1)
-    picked = logits.gather(-1, at)[:, 0]
-    zero = lse.new_zeros(())
+        x.div_(softcap).tanh_()
+        turned = None if count is None else x.clone()
+        x.mul_(softcap)
+    e, z, zero, n = terms.label_smoothing, terms.z_loss, x.new_zeros(()), x.shape[-1]
+    picked = x.gather(-1, at)[:, 0]
+    total = x.sum(-1) if e else zero
+    most = x.amax(-1, keepdim=True)
+    exponentials = x.sub_(most).exp_().sum(-1, keepdim=True)
+    lse = (exponentials.log() + most)[:, 0]
+    if share is not None:
+        lse, picked, n = share.logsumexp(lse), share.sum(picked * own), share.whole
+        total = share.sum(total) if e else zero
+        exponentials = (lse[:, None] - most).exp()
     bare = torch.where(judged, lse - picked, zero)
-    e, n = terms.label_smoothing, logits.shape[-1]
-    each = bare
+    each = (1 - e) * bare + e * torch.where(judged, lse - total / n, zero) if e else bare
+    if z:
+        each = each + z * torch.where(judged, lse.square(), zero)
+    if count is None:
+        return each, bare
+    counts = judged.to(x.dtype)[:, None] / count
+    x.mul_(counts * (1 + 2 * z * lse[:, None]) / exponentials if z else counts / exponentials)
     if e:
-        each = (1 - e) * bare + e * torch.where(judged, lse - logits.mean(-1), zero)
-    if terms.z_loss:
-        each = each + terms.z_loss * torch.where(judged, lse.square(), zero)
-    if not slope:
-        return each, bare, None
-    out = logits.sub_(lse[:, None]).exp_()
-    if terms.z_loss:
-        out.mul_(1 + 2 * terms.z_loss * lse[:, None])
-    if e:
-        out.sub_(e / n)
-    out.scatter_add_(-1, at, torch.full_like(at, -(1 - e), dtype=out.dtype))
+        x.sub_(counts * (e / n))
+    x.scatter_add_(-1, at, (own[:, None] * counts * -(1 - e)).to(x.dtype))
     if turned is not None:
-        out.mul_(1 - turned.square())
-    return each, bare, out.masked_fill_(~judged[:, None], 0.0)
+        x.mul_(1 - turned.square())
+    # What is not judged says nothing, also where it is not finite.
+    x[~judged] = 0.0
+    return each, bare

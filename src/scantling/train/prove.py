@@ -19,13 +19,13 @@ from torch import Tensor
 from scantling.assembly import assemble
 from scantling.cards.schema import Dropout
 from scantling.cards.training import Evaluation, Training
-from scantling.data import Batch, Corpus, batches
+from scantling.data import Batch, Corpus, MaskedLM, batches
 from scantling.model import Model
-from scantling.train import checkpoints, settings
+from scantling.train import checkpoints, settings, two_ranks
 from scantling.train import forward as passes
 from scantling.train.forward import How, Inputs
 from scantling.train.loss import IGNORED
-from scantling.train.optim import Optimizers, Recipe, groups
+from scantling.train.optim import Recipe, groups
 from scantling.train.signals import Stop
 from scantling.train.start import begin, resume
 from scantling.train.step import Stepper
@@ -105,21 +105,11 @@ def _rows(lm: Model, corpus: Corpus, training: Training, tokens: int) -> Batch:
     return max(tried, key=lambda batch: batch.documents)
 
 
-class _Kept(Optimizers):
-    """Keeps the gradient instead of using it."""
-
-    kept: dict[str, Tensor]
-
-    def step(self, factor: float) -> None:
-        self.kept = {name: gradient.clone() for name, gradient in self.gradients()}
-        self.clear()
-
-
 def gradient(lm: Model, micro: Sequence[Inputs], how: How | None = None) -> tuple[float, dict[str, Tensor]]:
     """The loss and the gradient of one update over micro-batches."""
     weights = {name: weight for name, weight in lm.net.named_parameters() if name in lm.parts.named_stored}
     recipe = Recipe("sgd", momentum=0.0)
-    kept = _Kept(groups(lm.parts, weights, recipe), recipe)
+    kept = two_ranks.Kept(groups(lm.parts, weights, recipe), recipe)
     outcome = Stepper(lm, kept, how or How(), None, 0).update(0, micro, 1.0)
     return outcome.loss, kept.kept
 
@@ -141,14 +131,19 @@ def _close(what: str, one: tuple[float, dict[str, Tensor]], other: tuple[float, 
 def accumulation(g: Ground) -> tuple[bool | None, str]:
     """Micro-batches of unequal numbers of judged tokens against one batch of them all."""
     half = max(1, len(g.batch.ids) // 2)
-    thinned = g.batch.labels.copy()
-    # Most labels of the first half are left out, so that a mean of means would be another loss.
-    thinned[:half, 2:] = IGNORED
-    batch = _with(g.batch, labels=thinned)
+    batch = _uneven(g.batch)
     whole = gradient(g.lm, [_inputs(g, batch)])
     pieces = gradient(g.lm, [_inputs(g, batch.rows(0, half)), _inputs(g, batch.rows(half, len(batch.ids)))])
-    counts = [int((part != IGNORED).sum()) for part in (thinned[:half], thinned[half:])]
+    counts = [int((part != IGNORED).sum()) for part in (batch.labels[:half], batch.labels[half:])]
     return _close(f"micro-batches of {counts[0]} and {counts[1]} judged tokens", pieces, whole)
+
+
+def _uneven(batch: Batch) -> Batch:
+    """Most labels of the first half are left out, so that a mean of means would be another loss."""
+    thinned, half = batch.labels.copy(), max(1, len(batch.ids) // 2)
+    later = (thinned[:half] != IGNORED).cumsum(1) > 2
+    thinned[:half][later] = IGNORED
+    return _with(batch, labels=thinned)
 
 
 def packed(g: Ground) -> tuple[bool | None, str]:
@@ -255,8 +250,8 @@ def shift(g: Ground) -> tuple[bool | None, str]:
     labels, judged = g.batch.labels, g.batch.labels != IGNORED
     name = settings.objective_of(g.lm.card, g.training)
     if name == "masked":
-        wanted, what = judged & (g.batch.attention_mask), "labels stand at the hidden places"
-        aligned = bool((judged == wanted).all())
+        text, what = _unhidden(g).ids, f"{int(judged.sum())} labels are what stood at their places"
+        aligned = bool((labels == text)[judged].all()) and bool((g.batch.ids == text)[~judged].all())
     else:
         read = g.batch.ids if g.batch.decoder_ids is None else g.batch.decoder_ids
         # What follows the last token of a document is not among the tokens that are read.
@@ -273,8 +268,17 @@ def shift(g: Ground) -> tuple[bool | None, str]:
         wanted_loss = float(-each[batch.labels != IGNORED].mean())
     loss, _ = gradient(g.lm, [batch])
     close = abs(loss - wanted_loss) <= CLOSE * abs(wanted_loss)
-    said = what if aligned else "labels are not the next token"
+    wrong = "what stood at their places" if name == "masked" else "the next token"
+    said = what if aligned else f"labels are not {wrong}"
     return aligned and close, f"{said}; loss {loss:.4f}, by hand {wanted_loss:.4f}"
+
+
+def _unhidden(g: Ground) -> Batch:
+    """The same rows with the same places chosen, and nothing hidden in them."""
+    objective = MaskedLM(hidden=0.0, replaced=0.0, whole_words=g.training.whole_words)
+    mode, tokens = settings.boundary_of(g.lm.card, g.training), g.batch.ids.shape[1]
+    found = batches(g.corpus, objective, ROWS, tokens, mode, g.training.seed)
+    return next(batch for batch in found if batch.cursor["step"] == g.batch.cursor["step"])
 
 
 def _goes_on(batch: Batch) -> Any:
@@ -304,6 +308,25 @@ def reaches(g: Ground) -> tuple[bool | None, str]:
     return True, f"all {len(trained)} weights"
 
 
+def ranks(g: Ground) -> tuple[bool | None, str]:
+    """Two processes that this one starts, each with its half of the rows, against one."""
+    batch = _uneven(g.batch)
+    rows = [_inputs(g, batch.rows(i, i + 1)) for i in range(len(batch.ids) // 2 * 2)]
+    found = two_ranks.by_two(g.lm, rows, g.training)
+    if isinstance(found, str):
+        return False, found
+    one = two_ranks.alone(g.lm, rows, g.training)
+    holds, message = _close(
+        f"rows of {sum(r.judged for r in rows[: len(rows) // 2])} and {sum(r.judged for r in rows[len(rows) // 2 :])} "
+        "judged tokens",
+        (found.losses[0], found.gradients),
+        (one.losses[0], one.gradients),
+    )
+    far = max(abs(a - b) / abs(b) for a, b in zip(found.losses, one.losses, strict=True))
+    updates = f"losses of {len(one.losses)} updates {far:.1e} apart"
+    return holds and far <= CLOSE, f"{message}; {updates}"
+
+
 def _inputs(g: Ground, batch: Batch) -> Inputs:
     return passes.inputs(batch, g.lm.parts, g.lm.device)
 
@@ -320,4 +343,5 @@ CHECKS: dict[str, Callable[[Ground], tuple[bool | None, str]]] = {
     "inputs and targets are one apart": shift,
     "first loss is ln V": first_loss,
     "gradient reaches every weight": reaches,
+    "2 ranks == 1 rank": ranks,
 }

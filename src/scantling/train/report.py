@@ -71,19 +71,24 @@ def accounts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     if not found:
         return []
     a = found[-1]
-    equal = "equal" if a["flops_predicted"] == a["flops_counted"] else "not equal"
+    counted = a["flops_counted"]
+    equal = "not counted with several processes"
+    if counted is not None:
+        word = "equal" if a["flops_predicted"] == counted else "not equal"
+        equal = f"{word}; counted by torch with the math kernel of attention"
     rows: list[tuple[str, ...]] = [
         (
             "FLOPs of a micro-batch",
             flops_text(a["flops_predicted"]),
-            flops_text(a["flops_counted"]),
-            f"{equal}; {a['convention']}; counted by torch with the math kernel of attention",
+            "" if counted is None else flops_text(counted),
+            f"{equal}; {a['convention']}",
         ),
         (
             "time of all updates",
             f"{a['seconds_at_peak']:,.1f} s",
             f"{a['seconds']:,.1f} s",
-            f"predicted at the peak of {flops_text(a['peak'])}/s ({a['peak_source']}): MFU {100 * a['mfu']:.1f} %",
+            f"predicted at the peak of {flops_text(a['peak'])}/s ({a['peak_source']}): MFU {100 * a['mfu']:.1f} %, by "
+            f"{a['mfu_convention']}",
         ),
     ]
     if a.get("memory_predicted") is not None and a.get("memory_measured") is not None:

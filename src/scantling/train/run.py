@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from msgspec.structs import replace
+from torch import Tensor
 
 from scantling.cards import to_yaml
 from scantling.cards.training import Training
+from scantling.checkpoint.save import Saved
 from scantling.data import Batch, Corpus, batches
 from scantling.errors import ScantlingError
 from scantling.model import Model
 from scantling.saving import save
 from scantling.tensor import router_losses
 from scantling.train import checkpoints, settings, state
+from scantling.train.division import Division, rows_of_a_pass
 from scantling.train.ema import Ema
 from scantling.train.evaluate import Score
-from scantling.train.evaluation import evaluate, samples
+from scantling.train.evaluation import evaluate, samples, wants_samples
 from scantling.train.forward import Inputs, forward, inputs
 from scantling.train.lora import Adapters
+from scantling.train.ranks import Told
 from scantling.train.signals import Stop
 from scantling.train.speed import (
     CONVENTION,
     MEMORY_CONVENTION,
+    MFU_CONVENTION,
+    DocumentFlops,
     Peak,
     counted_flops,
     forget_peak,
@@ -40,6 +48,9 @@ from scantling.train.speed import (
 )
 from scantling.train.step import Outcome, Stepper
 from scantling.train.watch import Watcher
+
+MEAN = "ema"
+"""The folder in a checkpoint that has the mean of the weights, a model like any other."""
 
 
 class TrainingStopped(ScantlingError):
@@ -78,6 +89,7 @@ class Run:
     out: Path
     watchers: Sequence[Watcher]
     stepper: Stepper
+    division: Division
     ema: Ema | None
     adapters: Adapters | None
     peak: Peak
@@ -92,6 +104,10 @@ class Run:
     most_memory: int | None = None
     saved_step: int | None = None
     last_batch: Inputs | None = None
+    document_flops: DocumentFlops = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.document_flops = DocumentFlops(self.lm.parts)
 
     def loop(self, stop: Stop) -> Summary:
         """Train to the end.
@@ -114,7 +130,7 @@ class Run:
             factor = schedule.factor(progress.step)
             outcome = self.stepper.update(progress.step, micro, factor)
             progress.cursor = dict(batch.cursor)
-            self._count(batch, micro, time.perf_counter() - began)
+            stop.by = self._count(batch, time.perf_counter() - began, stop.by)
             last, score = outcome.loss, None
             self._tell_step(outcome, factor, time.perf_counter() - began)
             self._judge(outcome)
@@ -140,26 +156,26 @@ class Run:
         return batches(
             self.corpus,
             settings.objective(self.lm, training),
-            training.batch * training.accumulation * ranks.size,
+            training.batch * training.accumulation,
             settings.rows_of(self.lm.card, training),
             settings.boundary_of(self.lm.card, training),
             training.seed,
             self.progress.cursor,
-            ranks.size,
-            ranks.rank,
+            ranks.data,
+            ranks.data_rank,
         )
 
     def _micro(self, batch: Batch) -> list[Inputs]:
         """The micro-batches of an update, as tensors."""
-        size = self.training.batch
-        return [
-            inputs(batch.rows(i * size, (i + 1) * size), self.lm.parts, self.lm.device)
-            for i in range(self.training.accumulation)
-        ]
+        rows, size = len(batch.ids), rows_of_a_pass(self.training, self.stepper.ranks)
+        return [inputs(batch.rows(i, i + size), self.lm.parts, self.lm.device) for i in range(0, rows, size)]
 
-    def _count(self, batch: Batch, micro: Sequence[Inputs], seconds: float) -> None:
+    def _count(self, batch: Batch, seconds: float, signal: str | None) -> str | None:
+        """Count an update; returns the signal by which any process was asked to stop."""
         ranks = self.stepper.ranks
-        tokens = int(ranks.sums([float(batch.tokens)], self.lm.device)[0])
+        work = [float(batch.tokens), float(self.document_flops.of(batch))]
+        tokens, flops = (int(value) for value in ranks.sums(work, self.lm.device))
+        stopped = bool(ranks.totals([float(signal is not None)], self.lm.device)[0])
         self.progress.step += 1
         self.progress.tokens += tokens
         self.progress.seconds += seconds
@@ -167,7 +183,8 @@ class Run:
         if self.progress.step > self.started_at + 1 or self.training.steps == 1:
             self.tokens_here += tokens
             self.seconds_here += seconds
-            self.flops_here += ranks.size * sum(training_flops(self.lm.parts, inner) for inner in micro)
+            self.flops_here += flops
+        return ranks.first(signal) if stopped else None
 
     def _judge(self, outcome: Outcome) -> None:
         """Act on an update that was refused.
@@ -188,9 +205,10 @@ class Run:
             return
         newest = f"the newest checkpoint is of step {self.saved_step}" if self.saved_step else "nothing is saved yet"
         again = f" ({progress.skipped} in a row)" if progress.skipped > 1 else ""
-        raise TrainingStopped(
+        sentence = (
             f"update {progress.step} was not made{again}: {outcome.fault}; the weights are those of before, {newest}"
         )
+        raise (TrainingStopped if self.stepper.ranks.rank == 0 else Told)(sentence)
 
     def _due(self, every: int) -> bool:
         return bool(every) and self.progress.step % every == 0
@@ -222,37 +240,77 @@ class Run:
         return score
 
     def _look(self) -> tuple[Score, list[str]]:
-        return (
-            evaluate(self.lm, self.corpus, self.training, self.stepper.how),
-            samples(self.lm, self.corpus, self.training),
-        )
+        score = evaluate(self.lm, self.corpus, self.training, self.stepper.how, self.stepper.ranks)
+        self.division.rest()
+        return score, self._samples()
+
+    def _samples(self) -> list[str]:
+        """Texts; of several processes rank 0 writes them, with all weights in a net of its own."""
+        ranks = self.stepper.ranks
+        if not wants_samples(self.lm, self.training):
+            return []
+        held = self.division.state() if self.division.divided else None
+        with ranks.together():
+            lm = self.lm if held is None else self._rebuilt(held)
+            return samples(lm, self.corpus, self.training) if ranks.rank == 0 else []
+
+    def _rebuilt(self, held: Mapping[str, Tensor]) -> Model:
+        """The model with whole weights, in host memory, where there are any."""
+        whole = copy.copy(self.lm)
+        if held:
+            whole.net = self.lm.parts.build("meta", str(self.lm.dtype).removeprefix("torch."))
+            whole.net.load_state_dict(held, assign=True)
+        return whole
 
     def save(self) -> Path:
         """Write a checkpoint of the run as it stands."""
         self.progress.norms = list(self.stepper.guard.past)
-        folder = checkpoints.save(
-            self.out, self.progress.step, self._write, self.training.keep, self.progress.best_step
-        )
+        progress, ranks = self.progress, self.stepper.ranks
+        weights, tensors = self._held()
+
+        def write() -> str:
+            put = partial(self._write, weights, tensors)
+            return str(checkpoints.save(self.out, progress.step, put, self.training.keep, progress.best_step))
+
+        folder = Path(ranks.alone(write))
         self.saved_step = self.progress.step
         self.tell("saved", folder=str(folder))
         forget_peak(self.lm.device)
         return folder
 
-    def _write(self, folder: Path) -> None:
-        with nullcontext() if self.adapters is None else self.adapters.merged():
-            saved = save(self.lm, folder)
+    def _held(self) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
+        """What a checkpoint holds, whole in rank 0: the net's weights (None: as they stand there), and the rest."""
+        tensors = {
+            f"optimizer/{name}": value for name, value in self.division.whole(self.stepper.optimizers.state()).items()
+        }
+        if self.ema is not None:
+            tensors |= {f"ema/{name}": value for name, value in self.division.whole(self.ema.means).items()}
+        if self.adapters is not None:
+            tensors |= {f"lora/{name}": value for name, value in self.adapters.weights.items()}
+        if self.stepper.balance is not None:
+            tensors |= {f"router/{path}": shift for path, shift in self.stepper.balance.shifts.items()}
+        return (self.division.state() if self.division.divided else None), tensors
+
+    def _write(self, weights: dict[str, Tensor] | None, tensors: Mapping[str, Tensor], folder: Path) -> None:
+        saved = self._save(weights, folder)
+        if self.ema is not None and weights is None:
+            with self.ema.swapped():
+                self._save(None, folder / MEAN)
+        elif self.ema is not None and weights is not None:
+            means = {name: tensors[f"ema/{name}"].to(weights[name].dtype) for name in self.ema.means}
+            self._save(weights | means, folder / MEAN)
         notes = list(saved.notes)
         if self.adapters is not None:
             notes += self.adapters.save_peft(folder / "adapter", saved.model_type)
         if self.saved_step is None:
             for note in notes:
                 self.tell("note", text=note)
-        tensors = {f"optimizer/{name}": value for name, value in self.stepper.optimizers.state().items()}
-        if self.ema is not None:
-            tensors |= {f"ema/{name}": value for name, value in self.ema.means.items()}
-        if self.adapters is not None:
-            tensors |= {f"lora/{name}": value for name, value in self.adapters.weights.items()}
         state.write(folder, self.progress, self.about(), tensors)
+
+    def _save(self, weights: dict[str, Tensor] | None, folder: Path) -> Saved:
+        """The net, adapters merged, as a folder of its own; with the weights given, or as they stand."""
+        with nullcontext() if self.adapters is None else self.adapters.merged():
+            return save(self.lm if weights is None else self._rebuilt(weights), folder)
 
     def about(self) -> dict[str, Any]:
         """What a run must have in common with the one that it goes on from."""
@@ -298,13 +356,16 @@ class Run:
             result = forward(self.lm.net, self.lm.parts, batch, max(batch.judged, 1), self.stepper.how)
             result.objective.backward()  # type: ignore[no-untyped-call]
 
-        counted = counted_flops(once)
+        # Torch's counter does not see through what divided weights do.
+        counted = None if self.division.divided else counted_flops(once)
         self.stepper.optimizers.clear()
         self.tell(
             "account",
             flops_predicted=training_flops(self.lm.parts, batch),
             flops_counted=counted,
             convention=CONVENTION,
+            flops_of_updates=self.flops_here,
+            mfu_convention=MFU_CONVENTION,
             seconds=self.seconds_here,
             seconds_at_peak=self.flops_here / (self.stepper.ranks.size * self.peak.flops),
             peak=self.peak.flops,
@@ -337,7 +398,7 @@ class Run:
 
     @property
     def mfu(self) -> float:
-        """Share of the dense peak of all ranks, by `speed.CONVENTION`."""
+        """Share of the dense peak of all ranks, by `speed.MFU_CONVENTION`."""
         size = self.stepper.ranks.size
         return self.flops_here / self.seconds_here / (size * self.peak.flops) if self.seconds_here else 0.0
 

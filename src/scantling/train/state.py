@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ class Stored:
 
     Attributes:
         about: of the run: `card` (a hash), `corpus` (its key), `training` (the section), `versions`.
-        tensors: by `optimizer/...`, `ema/...` and `lora/...`.
+        tensors: by `optimizer/...`, `ema/...`, `lora/...` and `router/...`.
     """
 
     progress: Progress
@@ -91,8 +91,11 @@ def write(folder: Path, progress: Progress, about: Mapping[str, Any], tensors: M
         flush(file)
 
 
-def read(folder: Path) -> Stored:
+def read(folder: Path, piece: Callable[[str, Tensor], Tensor] | None = None) -> Stored:
     """Read the state of a checkpoint and put the generators of random numbers back.
+
+    Args:
+        piece: what of each tensor to keep; None is all.
 
     Raises:
         ScantlingInputError: there is none, or it is of another version.
@@ -104,7 +107,8 @@ def read(folder: Path) -> Stored:
             raise ScantlingInputError(f"{inner / STATE}: format {plain['format']}; this version reads {FORMAT}")
         progress = Progress(**plain["progress"])
         with safe_open(inner / TENSORS, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            read_ = ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+            tensors = {name: tensor if piece is None else piece(name, tensor) for name, tensor in read_}
         _put_random(plain["random"], tensors)
         return Stored(progress, plain["about"], tensors)
     except FileNotFoundError as error:
