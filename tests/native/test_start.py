@@ -16,8 +16,8 @@ from tests.native.test_session import built
 
 import scantling as sc
 from scantling.checkpoint.gguf_write import write_gguf
+from scantling.cli.engines import file_for_packed
 from scantling.cli.main import _run
-from scantling.generate.choice import file_for_packed
 from scantling.generate.settings import Options
 from scantling.model import load_packed
 from scantling.native import library
@@ -39,6 +39,18 @@ def test_the_default_engine_needs_no_torch_and_writes_the_same_text(capsys: pyte
     assert wanted["engine"] == "torch"
     assert found["text"] == wanted["text"]
     assert found["new_tokens"] == wanted["new_tokens"] == 10
+
+
+@pytest.mark.parametrize(
+    "options", [["--temperature", "1"], ["--beams", "2"], ["--draft-lookup", "2"], ["--regex", "a"]]
+)
+def test_what_needs_torch_says_so(options: list[str]) -> None:
+    code = "import sys; sys.modules['torch'] = None; from scantling.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *PROMPT, *options.split()], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("error: torch is needed to ")
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from scantling.cli import show
-from scantling.errors import ScantlingInputError
+from scantling.cli import engines, show
+from scantling.errors import ScantlingInputError, need
 
 if TYPE_CHECKING:
     from scantling.generate.beam import Beams
@@ -173,57 +173,10 @@ def loaded(given: dict[str, Any]) -> Model:
     Raises:
         ScantlingInputError: what loading refuses, or options that the engine asked for does not have.
     """
-    lm, given["why"] = _with_engine(given)
+    lm, given["why"] = engines.with_engine(given)
     for note in lm.notes:
         click.echo(f"note: {note}", err=True)
     return lm
-
-
-def _with_engine(given: dict[str, Any]) -> tuple[Model, str]:
-    from scantling.generate.choice import file_for_packed
-    from scantling.model import load, load_packed, packed_gguf
-
-    engine, named = given.get("engine", "torch"), {name: given[name] for name in ("model", "revision")}
-    beside = _of_torch(given)
-    if engine.startswith("packed"):
-        if beside:
-            raise ScantlingInputError(f"{beside} goes with --engine torch")
-        _say_if_compiled()
-        activations = "int8" if engine == "packed-int8" else "exact"
-        return load_packed(given["model"], activations=activations, revision=given["revision"]), ""
-    if engine == "auto":
-        found = beside or file_for_packed(**named)
-        if not isinstance(found, str):
-            _say_if_compiled()
-            return packed_gguf(found, "exact"), "engine: packed, exact, on the file's own blocks"
-        beside = f"engine: torch: {found}"
-    return load(given["model"], dtype=given["dtype"], device=given["device"], revision=given["revision"]), beside or ""
-
-
-def _of_torch(given: dict[str, Any]) -> str | None:
-    """The first option that only PyTorch has."""
-    kept = given.get("kept", {"kind": "full", "numbers": "plain"})
-    asked = {
-        "--dtype": given["dtype"] is not None,
-        f"--device {given['device']}": given["device"] != "cpu",
-        f"--cache {kept['kind']}": kept["kind"] != "full",
-        f"--cache-numbers {kept['numbers']}": kept["numbers"] != "plain",
-    }
-    return next((name for name, wanted in asked.items() if wanted), None)
-
-
-def _say_if_compiled() -> None:
-    from scantling.native.library import is_built, missing
-
-    if missing() is None and not is_built():
-        click.echo("compiling the pass for this processor, once ...", err=True)
-
-
-def engine_of(lm: Model, options: Options) -> str:
-    """What a text is made by: ``torch``, ``packed`` or ``packed-int8``."""
-    if lm.packed is None or options.keeping is not None:
-        return "torch"
-    return "packed" if lm.packed.activations == "exact" else "packed-int8"
 
 
 def beams(searched: dict[str, Any]) -> Beams | None:
@@ -236,6 +189,7 @@ def beams(searched: dict[str, Any]) -> Beams | None:
         if searched["length_penalty"] != 1.0 or searched["early_stopping"]:
             raise ScantlingInputError("--length-penalty and --early-stopping are for --beams N")
         return None
+    need("torch", "search by beams")
     from scantling.generate.beam import Beams
 
     return Beams(searched["beams"], searched["length_penalty"], searched["early_stopping"])
@@ -272,6 +226,7 @@ def _shape(shaped: dict[str, Any]) -> Shape | None:
     regex, path = shaped["regex"], shaped["schema"]
     if regex is None and path is None:
         return None
+    need("torch", "constrain a text")
     from scantling.generate.constrain import Shape
 
     if path is None:
@@ -288,6 +243,7 @@ def _drafting(given: dict[str, Any]) -> Drafting | None:
     model, layers, lookup = (drafted[f"draft_{name}"] for name in ("model", "layers", "lookup"))
     if model is None and layers is None and lookup is None:
         return None
+    need("torch", "check drafts")
     from scantling.generate.speculative import Drafting
     from scantling.model import load
 

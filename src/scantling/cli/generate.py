@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from scantling.cli import drawing, show
-from scantling.errors import ScantlingInputError
+from scantling.cli import drawing, engines, show
+from scantling.errors import ScantlingInputError, need
 from scantling.units import bytes_text
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def command(prompt: str | None, **given: Any) -> None:
         raise ScantlingInputError("give a PROMPT, or --prompts FILE and --out FILE together")
     if prompt == "":
         raise ScantlingInputError("the prompt is empty: at least one character is needed to go on from")
+    need("numpy", "generate text")
     sampling = drawing.sampling(given["drawn"])
     lm = drawing.loaded(given)
     options = drawing.options(lm, given)
@@ -83,6 +84,7 @@ def _made(lm: Model, text: str, given: dict[str, Any], sampling: Any, options: O
     beams, limit, count = drawing.beams(given["searched"]), given["max_new_tokens"], given["searched"]["best_of"]
     if beams is None and count == 1:
         return [complete(lm, text, limit, sampling, options, show=None if given["as_json"] else _write)]
+    need("torch", "search for the best text")
     from scantling.generate.api import Asked, texts
 
     made = texts(lm, text, Asked().wanted(limit, sampling, options, beams, count))
@@ -98,6 +100,7 @@ def _write(piece: str) -> None:
 
 def _many(lm: Model, given: dict[str, Any], sampling: Any, options: Options) -> None:
     """`--prompts FILE --out FILE`."""
+    need("torch", "decode several prompts")
     from scantling.generate.prompts import limits_for, read_prompts, run_prompts
     from scantling.generate.request import Request
     from scantling.generate.text import templated
@@ -193,7 +196,7 @@ def _json(lm: Model, made: list[Generation], options: Options) -> dict[str, Any]
     done = made[0]
     found: dict[str, Any] = {
         "text": done.text,
-        "engine": drawing.engine_of(lm, options),
+        "engine": engines.engine_of(lm, options),
         "prompt_tokens": done.prompt_tokens,
         "new_tokens": done.new_tokens,
         "finish_reason": done.finish_reason,

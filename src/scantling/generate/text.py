@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from scantling.errors import ScantlingInputError
+from scantling.errors import ScantlingInputError, need
 from scantling.generate import plain
 from scantling.generate.room import encoded, room
 from scantling.generate.sampling import Sampling
@@ -41,6 +41,7 @@ def complete(
     text = Text(encoded(model, prompt, max_new_tokens), max_new_tokens, Writer(model, options, show))
     if plain.is_enough(model, sampling, options):
         return text.made_of(model, plain.tokens(model, text.prompt, max_new_tokens), options)
+    need("torch", "draw tokens")
     from scantling.generate.engine import inference_mode, one_by_one
 
     with inference_mode():
