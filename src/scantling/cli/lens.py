@@ -47,7 +47,7 @@ def command(prompt: str | None, **given: Any) -> None:
     views = _views(given)
     _check(prompt, views, given)
     need("torch", "look inside a model")
-    from scantling.generate.chat import templated
+    from scantling.generate.text import templated
     from scantling.lens.reading import read_prompt
 
     lm = drawing.loaded(given)
