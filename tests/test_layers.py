@@ -40,19 +40,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"inputs", "cards", "parts", "assembly", "numbers", "checkpoint", "text", "data", "tensor", "model", "saving"}
     | {"generate"},
     "generate": BASE | {"checkpoint", "native", "inputs", "cards", "parts", "tensor", "model", "text"},
+    "measure": BASE | {"cards", "parts", "numbers", "study", "tensor", "model", "train"},
     "audits": {"errors"},
     "subjects": BASE
     | {"audits", "cards", "parts", "checkpoint", "text", "tensor", "generate", "model", "saving", "train"},
     "cli": BASE
     | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "saving", "generate", "native"}
-    | {"data", "train", "audits", "subjects", "inspection"},
+    | {"data", "train", "audits", "subjects", "inspection", "measure", "tensor"},
     "__init__": BASE | {"cards", "parts", "assembly", "model", "saving", "subjects", "inspection"},
     "__main__": {"cli"},
 }
 ONLY_INSIDE_FUNCTIONS = {("parts", "tensor"), ("study", "tensor"), ("model", "tensor"), ("model", "generate")}
 TOP_LEVEL_EVEN_SO = {("parts/net.py", "tensor")}
 NUMPY_AT_IMPORT = {"data", "native"}
-TORCH_AT_IMPORT = {"tensor", "train", "generate", "parts/net.py", "audits"}
+TORCH_AT_IMPORT = {"tensor", "train", "generate", "parts/net.py", "audits", "measure"}
 TORCH_AT_IMPORT |= {f"subjects/{name}.py" for name in ("ours", "theirs", "their_config", "their_runs", "named")}
 
 

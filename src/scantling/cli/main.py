@@ -28,6 +28,7 @@ VERBS = {
     "flops": "FLOPs per component and convention",
     "generate": "continue a prompt",
     "inspect": "a checkpoint from its headers: what it is and whether its config is true of it",
+    "measure": "measured beside predicted: parameters, time, memory, gradients, what happens inside",
     "memory": "weights, cache, logits, scores, in bytes",
     "parts": "the exploded parts list",
     "plan": "layouts of training on many devices, ranked",
