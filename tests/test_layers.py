@@ -54,7 +54,9 @@ ONLY_INSIDE_FUNCTIONS = {("parts", "tensor"), ("study", "tensor"), ("model", "te
 TOP_LEVEL_EVEN_SO = {("parts/net.py", "tensor")}
 NUMPY_AT_IMPORT = {"data", "native"}
 TORCH_AT_IMPORT = {"tensor", "train", "generate", "parts/net.py", "audits", "measure"}
-TORCH_AT_IMPORT |= {f"subjects/{name}.py" for name in ("ours", "theirs", "their_config", "their_runs", "named")}
+TORCH_AT_IMPORT |= {
+    f"subjects/{name}.py" for name in ("caches", "ours", "theirs", "their_config", "their_runs", "named")
+}
 
 
 def room(path: Path) -> str:
