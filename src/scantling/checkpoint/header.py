@@ -112,7 +112,8 @@ def _plain_entry(text: JsonReader, name: str, data_start: int) -> TensorInfo | N
     shape, begin, end = tuple(map(int, plain[2].split(","))) if plain[2] else (), int(plain[3]), int(plain[4])
     dtype = DTYPES[plain[1]]
     nbytes = prod(shape) * DTYPE_BYTES[dtype]
-    if end - begin != nbytes or not natural(end) or not all(map(natural, shape)):
+    # Sizes whose bytes end below 2^63 are below it, too, unless one of them is 0.
+    if end - begin != nbytes or not natural(end) or not (nbytes or all(map(natural, shape))):
         return None
     text.pos = plain.end()
     return TensorInfo(name, dtype, shape, text.path, data_start + begin, nbytes)
