@@ -32,6 +32,7 @@ docs: $(READY)
 	$(BIN)/python -m tests.audit.page --write
 	$(BIN)/python -m tests.lens.page --write
 	$(BIN)/python -m tests.inspect_page --write
+	$(BIN)/python -m tests.measure.page --write
 
 bench: $(READY)
 	$(BIN)/python bench/startup.py
