@@ -124,7 +124,7 @@ def logit_lens(
                 target.exp(),
                 (logs > target[:, None]).sum(-1) + 1,
                 -(logs.exp() * logs).sum(-1),
-                (own.exp() * (own - logs)).sum(-1),
+                (own.exp() * (own - logs)).sum(-1).clamp(min=0),
             )
         )
     return found
