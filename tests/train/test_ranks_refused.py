@@ -120,6 +120,7 @@ def test_rows_of_a_pass_divide_those_of_an_update(batch: int, accumulation: int,
         ({"compile": True, "batch": 2}, "training.compile"),
         ({"lora": {"rank": 2}, "batch": 2}, "adapters are not trained by sharded or tensor ranks"),
         ({"optimizer__kind": "muon", "batch": 2}, "muon needs whole matrices"),
+        ({"optimizer__kind": "adamw-8bit", "batch": 2}, "the blocks of 8-bit moments are not divided by sharded or"),
     ],
 )
 def test_settings_that_do_not_go_together(changes: dict[str, Any], why: str) -> None:
@@ -135,6 +136,9 @@ def test_a_layout_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) 
     state = (found.weights, found.gradients, found.optimizer)
     assert state == (lm.parts.params, lm.parts.params, 2 * lm.parts.params)
     assert fits.predicted(lm, settings(batch=4, optimizer__kind="sgd"), Ranks(4)).optimizer == lm.parts.params
+    eight = settings(batch=4, optimizer__kind="adamw-8bit", parallel__replicated=4)
+    # Every rank has all of it: two moments of a byte each.
+    assert fits.predicted(lm, eight, Ranks(4, replicated=True)).optimizer == 2 * lm.parts.params
     needed = found.total - RESERVED
     monkeypatch.setattr(fits, "memory", lambda place: needed)
     fits.check(lm, plan, Ranks(4))

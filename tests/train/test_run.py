@@ -99,6 +99,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "copies": {"precision": "bf16-master", "optimizer.kind": "muon"},
     "bfloat16": {"precision": "bf16", "boundary": "concatenated"},
     "curriculum": {"curriculum": [{"tokens": 16, "until": 0.3}, {"tokens": 32, "until": 0.8}], "ema": 0.9},
+    "eight bits": {"optimizer.kind": "adamw-8bit", "precision": "bf16"},
     "padded": {"boundary": "padded", "optimizer.kind": "sgd", "z_loss": 1e-4, "label_smoothing": 0.1},
 }
 
@@ -294,6 +295,11 @@ def test_the_mean_of_the_weights_is_evaluated_and_kept(corpus: Corpus, tmp_path:
 
     means = load_file(summary.folder / "training" / "optimizer.safetensors")
     torch.testing.assert_close(means["ema/embed.weight"], start["embed.weight"], atol=1e-4, rtol=0)
+    saved = sc.load(summary.folder / "ema")
+    assert torch.equal(saved.net.get_parameter("embed.weight"), means["ema/embed.weight"])
+    assert isinstance(saved.generate("import", max_new_tokens=2), str)
+    assert torch.equal(sc.load(summary.folder).net.get_parameter("embed.weight"), weight)
+    assert checkpoints.fault_of(summary.folder) is None
 
 
 def test_a_full_disk_ends_the_run_and_keeps_what_was_saved(
@@ -354,3 +360,34 @@ def test_metrics_are_cut_where_the_run_goes_on(tmp_path: Path) -> None:
     assert read_metrics(tmp_path)[0]["loss"] == "inf"
     shutil.rmtree(tmp_path)
     assert read_metrics(tmp_path) == []
+
+
+@pytest.mark.parametrize(("narrow", "said"), [(5e10, "0.25 times"), (1.9e11, None)])
+def test_slow_narrow_products_are_told(monkeypatch: pytest.MonkeyPatch, narrow: float, said: str | None) -> None:
+    from scantling.train import setup, speed
+
+    rates = {torch.float32: 2e11, torch.bfloat16: narrow}
+    monkeypatch.setattr(setup, "peak", lambda _, dtype: speed.Peak(rates[dtype], "a test"))
+    note = setup.slow_products_note("bf16-mixed", "cpu")
+    assert note is None if said is None else said in (note or "")
+    assert setup.slow_products_note("fp32", "cpu") is None
+
+
+def test_pages_that_are_kept_come_once() -> None:
+    """After a first round the same tensors cost no page faults; outside, the system maps them anew each time."""
+    from resource import RUSAGE_SELF, getrusage
+
+    from scantling.train.pages import kept_pages
+
+    def faults() -> int:
+        before = getrusage(RUSAGE_SELF).ru_minflt
+        for _ in range(4):
+            torch.ones(2**23)
+        return getrusage(RUSAGE_SELF).ru_minflt - before
+
+    with kept_pages(2**27) as kept:
+        if not kept:
+            pytest.skip("the C library is not glibc")
+        faults()
+        assert faults() < 100
+    assert faults() > 4 * 100

@@ -12,6 +12,7 @@ from scantling.errors import ScantlingError, nearest
 
 VERBS = {
     "audit": "the classic failure modes, in any model",
+    "bench": "prefill and decode measured, beside other tools",
     "card": "print a model's card as YAML",
     "cards": "list the presets",
     "chat": "talk with a model",
@@ -28,6 +29,8 @@ VERBS = {
     "flops": "FLOPs per component and convention",
     "generate": "continue a prompt",
     "inspect": "a checkpoint from its headers: what it is and whether its config is true of it",
+    "lens": "look inside while it reads: attention, logit lens, attribution, patching, steering",
+    "measure": "measured beside predicted: parameters, time, memory, gradients, what happens inside",
     "memory": "weights, cache, logits, scores, in bytes",
     "parts": "the exploded parts list",
     "plan": "layouts of training on many devices, ranked",

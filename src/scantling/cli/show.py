@@ -21,6 +21,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON: plain integers, bytes, seconds.")
 revision_option = click.option("--revision", metavar="REV", help="Branch, tag or commit of a hub id.")
+encoding_option = click.option(
+    "--encoding-errors",
+    type=click.Choice(["strict", "replace"]),
+    default="strict",
+    show_default=True,
+    help="Bytes that are no UTF-8: refuse them, or read each as U+FFFD.",
+)
 seed_option = click.option("--seed", type=int, help="Of the random numbers; default: new ones each time.")
 
 
@@ -103,7 +110,7 @@ def not_empty(texts: Sequence[str]) -> None:
         raise ScantlingInputError(f"text {empty[0]} is empty: at least one character is needed")
 
 
-def encoder(model: str | None, device: str, revision: str | None) -> Model:
+def encoder(model: str | None, device: str, revision: str | None, dtype: str | None = None) -> Model:
     """An encoder with its weights, all-MiniLM-L6-v2 where none is named; what loading noticed goes to standard error.
 
     Raises:
@@ -115,7 +122,7 @@ def encoder(model: str | None, device: str, revision: str | None) -> Model:
     found = str(default_encoder()) if model is None else model
     if (card := card_of(found, revision=revision)).family != "encoder":
         raise ScantlingInputError(f"{found} is of family {card.family}; this command needs an encoder")
-    lm = load(found, device=device, revision=revision)
+    lm = load(found, dtype=dtype, device=device, revision=revision)
     for note in lm.notes:
         click.echo(f"note: {note}", err=True)
     return lm
@@ -161,7 +168,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | No
     drawn = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     for i, name in enumerate(columns):
         numeric = any(isinstance(row[i], int | float) for row in data)
-        longest = max((len(_cell(row[i])) for row in data), default=0)
+        longest = max((len(cell(row[i])) for row in data), default=0)
         drawn.add_column(
             name,
             justify="right" if numeric else "left",
@@ -170,13 +177,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | No
             min_width=min(longest, 18),
         )
     for row in data:
-        drawn.add_row(*(Text(_cell(value)) for value in row))
+        drawn.add_row(*(Text(cell(value)) for value in row))
     with console.capture() as captured:
         console.print(drawn)
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()).strip("\n") + "\n")
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """A value as tables print it."""
     if value is None:
         return ""
     if isinstance(value, bool):

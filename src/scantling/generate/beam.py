@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from scantling.errors import ScantlingInputError
-from scantling.generate.engine import Generation, Options, begun, encoded
+from scantling.generate.engine import begun
 from scantling.generate.keeping import Keeping
 from scantling.generate.processors import History, adjusted
-from scantling.generate.sample import Sampling
-from scantling.generate.session import begin, known_tokens, start
+from scantling.generate.room import encoded, known_tokens
+from scantling.generate.sampling import Sampling
+from scantling.generate.session import begin, start
+from scantling.generate.settings import Generation, Options
 from scantling.generate.writer import Writer
 
 if TYPE_CHECKING:
@@ -180,7 +182,7 @@ def beam_texts(
     Raises:
         ScantlingInputError: as `beam_search`, or a setting that beams cannot follow.
     """
-    for name in ("stop", "logprobs", "shape", "drafting", "chunk"):
+    for name in ("stop", "logprobs", "shape", "drafting", "contrastive", "chunk"):
         if getattr(options, name) not in ((), None):
             raise ScantlingInputError(f"{name} and beams are given: beams keep several texts; leave one of them out")
     ids = model.ids(encoded(model, prompt, max_new_tokens))

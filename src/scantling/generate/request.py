@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from scantling.errors import ScantlingError, ScantlingInputError
-from scantling.generate.engine import Generation, Options, begun, encoded
-from scantling.generate.sample import Logprob, Sampling, choose, logprobs
-from scantling.generate.session import known_tokens, room
+from scantling.generate.engine import begun
+from scantling.generate.room import encoded, known_tokens, room
+from scantling.generate.sample import Logprob, choose, logprobs
+from scantling.generate.sampling import Sampling
+from scantling.generate.settings import Generation, Options
 from scantling.generate.writer import Writer
 
 if TYPE_CHECKING:
@@ -55,6 +57,8 @@ class Handle:
             raise ScantlingInputError("keeping and chunk are settings of the engine and not of a request")
         if options.drafting is not None:
             raise ScantlingInputError("drafts are for one text at a time, and the engine decodes several")
+        if options.contrastive is not None:
+            raise ScantlingInputError("contrastive search is for one text at a time, and the engine decodes several")
         if isinstance(request.prompt, str):
             self.prompt = encoded(model, request.prompt, request.max_new_tokens)
         else:

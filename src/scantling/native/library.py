@@ -35,16 +35,30 @@ class Matrix(ctypes.Structure):
     )
 
 
+class Norm(ctypes.Structure):
+    """`Norm` of pass.cpp."""
+
+    _fields_ = (
+        ("gain", _pointer),
+        ("shift", _pointer),
+        ("eps", _float),
+        ("kind", _int),
+        ("n", _int),
+        ("stride", _int),
+    )
+
+
 class Layer(ctypes.Structure):
     """`Layer` of pass.cpp."""
 
     _fields_ = (
-        *((name, Matrix) for name in ("qkv", "o", "up", "down")),
-        *((name, _pointer) for name in ("attn_norm", "mlp_norm", "q_norm", "k_norm", "cos", "sin")),
-        ("window", _int),
-        ("pad", _int),
-        ("keys", _pointer),
-        ("values", _pointer),
+        *((name, Matrix) for name in ("qkv", "o", "up", "down", "router")),
+        ("norms", Norm * 6),
+        *((name, Norm) for name in ("q_norm", "k_norm")),
+        *((name, _pointer) for name in ("cos", "sin", "slopes", "sinks")),
+        *((name, _int) for name in ("window", "d_ff", "gated", "act", "experts", "chosen", "scoring", "normalize")),
+        *((name, _float) for name in ("scale", "kept_scale", "limit", "alpha")),
+        *((name, _pointer) for name in ("keys", "values")),
     )
 
 
@@ -55,21 +69,15 @@ class Program(ctypes.Structure):
         *(
             (name, _int)
             for name in (
-                *("d", "heads", "kv_heads", "head", "turned", "d_ff", "gated", "act"),
-                *("layers", "vocab", "slots", "capacity", "threads", "quantised"),
+                *("d", "heads", "kv_heads", "head", "turned", "layers", "vocab"),
+                *("slots", "capacity", "threads", "quantised", "parallel", "offset", "pad"),
             )
         ),
-        *(
-            (name, _float)
-            for name in (*("eps", "qk_eps", "scale", "softcap", "logit_softcap", "embed_scale", "logit_scale", "pad"),)
-        ),
+        *((name, _float) for name in ("softcap", "logit_softcap", "embed_scale", "logit_scale", "clip", "pad_too")),
         ("layer", _pointer),
-        ("table", Matrix),
-        ("out", Matrix),
-        ("final_norm", _pointer),
-        ("logits", _pointer),
-        ("pool", _pointer),
-        ("scratch", _pointer),
+        *((name, Matrix) for name in ("table", "out", "places")),
+        *((name, Norm) for name in ("embed_norm", "final_norm")),
+        *((name, _pointer) for name in ("pages", "logits", "pool", "scratch")),
     )
 
 
@@ -110,7 +118,7 @@ def library(march: str = "native") -> Any:
     loaded = ctypes.CDLL(str(target))
     for name, result, given in (
         ("sc_arena", _pointer, [ctypes.c_size_t]),
-        ("sc_free", None, [_pointer]),
+        ("sc_free", None, [_pointer, ctypes.c_size_t]),
         ("sc_tile_bytes", ctypes.c_long, [ctypes.c_int]),
         ("sc_scratch", ctypes.c_long, [ctypes.c_long]),
         ("sc_start", None, [_pointer, _pointer, ctypes.c_long]),
@@ -119,8 +127,9 @@ def library(march: str = "native") -> Any:
     ):
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, given
-    sizes = [loaded.sc_sizes(i) for i in range(3)]
-    assert sizes == [ctypes.sizeof(kind) for kind in (Program, Layer, Matrix)], "pass.cpp and library.py disagree"
+    kinds = (Program, Layer, Matrix, Norm)
+    sizes = [loaded.sc_sizes(i) for i in range(len(kinds))]
+    assert sizes == [ctypes.sizeof(kind) for kind in kinds], "pass.cpp and library.py disagree"
     return loaded
 
 

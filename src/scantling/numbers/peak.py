@@ -76,7 +76,7 @@ def _scored(model: Transformer, w: Workload, recipe: Recipe, memory: TrainingMem
 
     Copies that autocast made and no row keeps, until autocast ends. With a plain loss the logits, and once more in
     float32. With a chunked one the sum of the matrix's gradient in float32, narrow copies of vectors and matrix under
-    autocast, and one piece of scores in float32, twice while its exponentials are summed, beside the one before it.
+    autocast, and one piece of scores in float32, beside which a narrow copy makes the product that is added to the sum.
     """
     size, wide = DTYPE_BYTES[w.autocast or w.dtype], DTYPE_BYTES["float32"]
     whole = (step for step in judged(model, replace(w, recompute="none"), recipe.loss))
@@ -86,9 +86,10 @@ def _scored(model: Transformer, w: Workload, recipe: Recipe, memory: TrainingMem
     assert isinstance(model.head, Head)
     head, tokens = model.head, w.batch * w.tokens
     rows = min(recipe.rows or max(16, PIECE // head.vocab_size), tokens)
-    sums = head.rows * head.width * wide if size < wide else 0
+    matrix = head.rows * head.width
+    sums = matrix * (wide + size) + rows * head.rows * size if size < wide else 0
     read = size * head.width * (tokens + head.rows) if w.autocast else 0
-    return copies + read + sums + (3 if rows < tokens else 2) * rows * head.rows * wide
+    return copies + read + sums + rows * head.rows * wide
 
 
 def _matrix(model: Transformer, recipe: Recipe) -> int:

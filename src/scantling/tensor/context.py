@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from scantling.errors import ScantlingInputError
 from scantling.tensor import mask, rotate
-from scantling.tensor.attend import BiasRows, Terms, in_torch, kernel, share
+from scantling.tensor.attend import BiasRows, Terms, in_torch, kernel, reference, share
 from scantling.tensor.cache import KeyCache
 from scantling.tensor.recompute import again, policy
 from scantling.tensor.router_losses import Routing
@@ -109,6 +110,8 @@ class Context:
         self.recompute = policy(recompute)
         self._kernel = kernel(kernel_name)
         self._fused = kernel_name == "fused"
+        self._shown: Collection[str] = ()
+        self._changed: Collection[str] = ()
         self._memo: dict[Any, Any] = {}
 
     @classmethod
@@ -159,6 +162,7 @@ class Context:
                 recorder=self.recorder,
                 recompute=self.recompute,
             )
+            self._source._shown, self._source._changed = self._shown, self._changed
         return self._source
 
     def read(self, memory: Tensor) -> None:
@@ -190,6 +194,18 @@ class Context:
         """What was kept under `key`."""
         value: Tensor = self._memo["held", key]
         return value
+
+    def observe(self, recorder: Recorder, shown: Collection[str] = (), changed: Collection[str] = ()) -> None:
+        """Let `recorder` see what passes every capture point of this pass, after one that is there already.
+
+        Args:
+            shown: paths of attention whose scores and weights it sees although the fused kernel forms none: they are
+                computed again from the same queries, keys and mask, and the pass goes on with the kernel's own output.
+            changed: paths of attention that go through the plain kernel, so that changed scores or weights count.
+        """
+        inner = self.recorder
+        self.recorder = recorder if inner is None else lambda path, value: recorder(path, inner(path, value))
+        self._shown, self._changed = {*self._shown, *shown}, {*self._changed, *changed}
 
     def mark(self, net: Any, point: str, value: Tensor) -> Tensor:
         """A capture point: ``net.path:point``."""
@@ -333,10 +349,22 @@ class Context:
             self.mark(net, "k_shared", share(k, q.shape[1]))
             self.mark(net, "v_shared", share(v, q.shape[1]))
 
+        if self._fused and net.path in self._shown and net.path not in self._changed:
+            self._show(net, q, k, v, terms)
+        attend = reference if net.path in self._changed else self._kernel
+
         def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return self._kernel(q, k, v, terms, lambda point, value: self.mark(net, point, value))
+            return attend(q, k, v, terms, lambda point, value: self.mark(net, point, value))
 
         return self.mark(net, "mixed", again(mix, q, k, v) if self.recompute == "selective" else mix(q, k, v))
+
+    def _show(self, net: Any, q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> None:
+        """Scores and weights for the recorder; what they mix to is dropped."""
+
+        def look(point: str, value: Tensor) -> Tensor:
+            return self.mark(net, point, value) if point in ("scores", "weights") else value
+
+        reference(q, k, v, replace(terms, dropout=0.0), look)
 
     def _bias(self, net: Any, part: Any) -> BiasRows | None:
         key = ("bias", part.position)

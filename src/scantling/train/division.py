@@ -230,6 +230,8 @@ def check(lm: Model, training: Training, ranks: Ranks) -> None:
     if training.optimizer.kind == "muon":
         what = "muon needs whole matrices and cannot update them"
         raise ScantlingInputError(sentence.format(what, ranks.size))
+    if training.optimizer.kind == "adamw-8bit":
+        raise ScantlingInputError(sentence.format("the blocks of 8-bit moments are not divided", ranks.size))
     if training.lora is not None:
         raise ScantlingInputError(sentence.format("adapters are not trained", ranks.size))
 

@@ -22,6 +22,9 @@ IGNORED = -100
 PIECE = 2**24
 """Logits in one piece unless the caller says how many rows it has."""
 
+BLOCK = 2**18
+"""Of them, as many as a cache of a core holds in float32."""
+
 
 @dataclass(frozen=True)
 class Share:
@@ -229,19 +232,19 @@ class _Pieces(torch.autograd.Function):
         # Sums over many tokens lose digits in float32; mps has nothing wider.
         sums = torch.float32 if hidden.device.type == "mps" else torch.float64
         objective, nll = torch.zeros(2, dtype=sums, device=hidden.device)
+        held = torch.empty(min(size, hidden.shape[0]), weight.shape[0], dtype=wide, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, hidden.shape[0], size):
                 x, y = hidden[start : start + size], labels[start : start + size]
-                logits = torch.nn.functional.linear(x, weight, bias).to(wide)
-                part, bare, slope = _piece(logits, y, scores, terms, any(needs))
+                logits = _scores(x, weight, bias, held[: x.shape[0]])
+                part, bare = _piece(logits, y, scores, terms, count if any(needs) else None)
                 objective += part.sum(dtype=sums)
                 nll += bare.sum(dtype=sums)
-                if slope is None:
+                if not any(needs):
                     continue
-                slope = slope.div_(count)
                 if d_bias is not None:
-                    d_bias += slope.sum(0)
-                narrow = slope.to(hidden.dtype)
+                    d_bias += logits.sum(0)
+                narrow = logits.to(hidden.dtype)
                 if d_hidden is not None:
                     torch.mm(narrow, weight, out=d_hidden[start : start + size])
                 if d_weight is not None and d_weight.dtype == narrow.dtype:
@@ -267,43 +270,76 @@ class _Pieces(torch.autograd.Function):
         return (*scaled, None, None, None, None, None, None)
 
 
-def _piece(
-    logits: Tensor, labels: Tensor, scores: tuple[float | None, Share | None], terms: Terms, slope: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Each row's objective and bare loss, and d objective / d logits, of logits (n, V) before the cap (overwritten).
+def _scores(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """x W^T + b (n, V) in the memory of `out`, rounded to the vectors' dtype first where that is narrower."""
+    if out.dtype != x.dtype:
+        return out.copy_(torch.nn.functional.linear(x, weight, bias))
+    if bias is None:
+        return torch.mm(x, weight.T, out=out)
+    return torch.addmm(bias, x, weight.T, out=out)
 
-    With p the softmax, e the smoothing and z the factor on lse^2: (1 + 2 z lse) p - (1 - e) onehot - e / V, through
-    the cap times 1 - (capped / c)^2. Where ranks divide the vocabulary each has its columns of the logits, and of the
-    rows' sums (of exponentials, of the label's logit, of all logits) its part.
+
+def _piece(
+    logits: Tensor,
+    labels: Tensor,
+    scores: tuple[float | None, Share | None],
+    terms: Terms,
+    count: float | Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Each row's objective and bare loss (n,), of logits (n, V) before the cap.
+
+    They are overwritten by d objective / d logits over `count`; None wants no slope, and leaves no meaning in them.
+    A few rows at a time, so that all passes over them find them in a cache; ranks that ask each other do it once.
+    """
+    whole = logits.device.type != "cpu" or scores[1] is not None
+    size = logits.shape[0] if whole else max(1, BLOCK // logits.shape[1])
+    found = [
+        _rows(logits[i : i + size], labels[i : i + size], scores, terms, count) for i in range(0, logits.shape[0], size)
+    ]
+    return torch.cat([each for each, _ in found]), torch.cat([bare for _, bare in found])
+
+
+def _rows(
+    x: Tensor, labels: Tensor, scores: tuple[float | None, Share | None], terms: Terms, count: float | Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`_piece` of rows x (n, V), which are overwritten.
+
+    With p the softmax, e the smoothing and z the factor on lse^2, the slope is (1 + 2 z lse) p - (1 - e) onehot
+    - e / V, through the cap times 1 - (capped / c)^2. Where ranks divide the vocabulary each has its columns of the
+    logits, and of the rows' sums (of exponentials, of the label's logit, of all logits) its part.
     """
     softcap, share = scores
     judged = labels != IGNORED
-    own = judged if share is None else judged & (labels >= share.start) & (labels < share.start + logits.shape[-1])
+    own = judged if share is None else judged & (labels >= share.start) & (labels < share.start + x.shape[-1])
     at = torch.where(own, labels - (0 if share is None else share.start), 0)[:, None]
     turned = None
     if softcap is not None:
-        turned = logits.div_(softcap).tanh_()
-        logits = turned * softcap
-    lse, n = logits.logsumexp(-1), logits.shape[-1]
-    picked = logits.gather(-1, at)[:, 0]
+        x.div_(softcap).tanh_()
+        turned = None if count is None else x.clone()
+        x.mul_(softcap)
+    e, z, zero, n = terms.label_smoothing, terms.z_loss, x.new_zeros(()), x.shape[-1]
+    picked = x.gather(-1, at)[:, 0]
+    total = x.sum(-1) if e else zero
+    most = x.amax(-1, keepdim=True)
+    exponentials = x.sub_(most).exp_().sum(-1, keepdim=True)
+    lse = (exponentials.log() + most)[:, 0]
     if share is not None:
         lse, picked, n = share.logsumexp(lse), share.sum(picked * own), share.whole
-    zero = lse.new_zeros(())
+        total = share.sum(total) if e else zero
+        exponentials = (lse[:, None] - most).exp()
     bare = torch.where(judged, lse - picked, zero)
-    e, each = terms.label_smoothing, bare
+    each = (1 - e) * bare + e * torch.where(judged, lse - total / n, zero) if e else bare
+    if z:
+        each = each + z * torch.where(judged, lse.square(), zero)
+    if count is None:
+        return each, bare
+    counts = judged.to(x.dtype)[:, None] / count
+    x.mul_(counts * (1 + 2 * z * lse[:, None]) / exponentials if z else counts / exponentials)
     if e:
-        mean = logits.mean(-1) if share is None else share.sum(logits.sum(-1)) / n
-        each = (1 - e) * bare + e * torch.where(judged, lse - mean, zero)
-    if terms.z_loss:
-        each = each + terms.z_loss * torch.where(judged, lse.square(), zero)
-    if not slope:
-        return each, bare, None
-    out = logits.sub_(lse[:, None]).exp_()
-    if terms.z_loss:
-        out.mul_(1 + 2 * terms.z_loss * lse[:, None])
-    if e:
-        out.sub_(e / n)
-    out.scatter_add_(-1, at, own[:, None].to(out.dtype).mul_(-(1 - e)))
+        x.sub_(counts * (e / n))
+    x.scatter_add_(-1, at, (own[:, None] * counts * -(1 - e)).to(x.dtype))
     if turned is not None:
-        out.mul_(1 - turned.square())
-    return each, bare, out.masked_fill_(~judged[:, None], 0.0)
+        x.mul_(1 - turned.square())
+    # What is not judged says nothing, also where it is not finite.
+    x[~judged] = 0.0
+    return each, bare

@@ -31,6 +31,7 @@ from scantling.model import Model, from_card, load
 from scantling.tensor.memory import device_of
 from scantling.text.tokenizer import Tokenizer
 from scantling.train.settings import WEIGHTS, objective_of
+from scantling.train.speed import peak
 
 Report = Callable[[Progress], None]
 """Is told how far tokenising is."""
@@ -51,6 +52,9 @@ class Asked:
     held_out: float = 0.05
 
 
+FAST_ENOUGH = 0.9
+"""Share of float32's speed below which narrow products are said to be slow."""
+
 ASKED = "data.json"
 """What a run was begun with, in its folder."""
 
@@ -59,13 +63,16 @@ def write_asked(run: Path, asked: Asked) -> None:
     """Remember what a run is trained on, so that it can go on without being told again.
 
     Raises:
-        OSError: it cannot be written.
+        ScantlingInputError: it cannot be written.
     """
     sources = {**_said(asked.sources), "paths": [_whole(path) for path in asked.sources.paths]}
     plain = {"sources": sources, "tokenizer": asked.tokenizer, "held_out": asked.held_out}
     part = run / f".{ASKED}.part"
-    part.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
-    part.replace(run / ASKED)
+    try:
+        part.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+        part.replace(run / ASKED)
+    except OSError as error:
+        raise ScantlingInputError(f"{run / ASKED}: cannot be written: {error.strerror}") from None
 
 
 def read_asked(run: Path) -> Asked | None:
@@ -141,7 +148,8 @@ def tokenizer_of(lm: Model, training: Training, asked: Asked) -> Tokenizer:
         ScantlingInputError: it cannot be read or learned.
     """
     objective = objective_of(lm.card, training)
-    purpose: Purpose = "masked" if objective == "masked" else "seq2seq" if lm.parts.two_stacks else "causal"
+    alone: Purpose = "chat" if asked.sources.kind == "chat" else "causal"
+    purpose: Purpose = "masked" if objective == "masked" else "seq2seq" if lm.parts.two_stacks else alone
     if asked.tokenizer == "bytes":
         return byte_tokenizer(purpose, sentinels=N_SENTINELS if objective == "spans" else 0)
     if asked.tokenizer is not None:
@@ -167,6 +175,20 @@ def _learned(card: Card, asked: Asked, purpose: Purpose, sentinels: int) -> Toke
     except OSError as error:
         raise ScantlingInputError(f"{folder}: cannot be written: {error.strerror}") from None
     return tokenizer
+
+
+def slow_products_note(precision: str, device: str) -> str | None:
+    """A note where narrow products are slower than those of float32, as on a CPU without units for them."""
+    if precision == "fp32" or device != "cpu":
+        return None
+    place = torch.device(device)
+    share = peak(place, torch.bfloat16).flops / peak(place, torch.float32).flops
+    if share >= FAST_ENOUGH:
+        return None
+    return (
+        f"products in bfloat16 run at {share:.2f} times the speed of those in float32 on this machine, measured: "
+        "training.precision: fp32 is faster here, in more memory"
+    )
 
 
 def single_thread_note(device: str) -> str | None:

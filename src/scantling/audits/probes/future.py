@@ -137,6 +137,8 @@ def _both_ways(subject: Subject, tokens: int, seed: int) -> Finding:
     if moves == (True, True) or moves == (False, False):
         text = "an encoder reads both ways" if moves[0] else "no token reads another"
         return Finding(NAME, Verdict.NOT_APPLICABLE, f"{text}: there is no future to hide")
+    if subject.facts.sparse:
+        return Finding(NAME, Verdict.NOT_APPLICABLE, "an encoder whose layers read chosen positions only, as it says")
     side = "backwards" if moves[1] else "forwards"
     return Finding(NAME, Verdict.DEFECT, f"an encoder that reads only {side}", where="", smallest=shown)
 

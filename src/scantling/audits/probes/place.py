@@ -22,6 +22,8 @@ NAME = "place"
 PLACES = (0.0, 0.25, 0.5, 0.75, 0.95)
 SURE = 1.0
 """Nats that a needle must gain at its best place before places are compared."""
+ROWS = 3
+"""Rows in none of which a token that is lost may move the last logits."""
 LOST = 0.1
 """Share of the best place's gain below which a place counts as not used."""
 
@@ -51,9 +53,11 @@ def _reaches(subject: Subject, tokens: int, seed: int) -> Finding:
     where = f"{tokens} tokens"
     rows = reach(wide(subject), wide(subject).run, draw.feed(subject, ids))
     seen = [False] * tokens if rows is None else [bool(x) for x in (rows[-1] > 0).tolist()]
-    if not all(seen):
-        # A clamp has no gradient, and a token passes it all the same.
-        seen = [a or b for a, b in zip(seen, _by_bits(wide(subject), ids), strict=True)]
+    for other in range(seed, seed + ROWS):
+        # A clamp has no gradient, and a token passes it all the same; in one row a weight may vanish by chance.
+        if not all(seen):
+            moved = _by_bits(wide(subject), draw.ids(subject.facts, 1, tokens, other))
+            seen = [a or b for a, b in zip(seen, moved, strict=True)]
     lost = [i for i in range(tokens) if not seen[i]]
     within = [i for i in lost if far is None or i >= tokens - far]
     data = {"reached": "".join("x" if x else "." for x in seen)}
