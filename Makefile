@@ -36,6 +36,12 @@ docs: $(READY)
 bench: $(READY)
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/decode.py
+	$(BIN)/python bench/decode.py --large
+	$(BIN)/python bench/prefill.py
+	$(BIN)/python bench/batch.py
+	$(BIN)/python bench/embed.py
+	$(BIN)/python bench/first_token.py
+	$(BIN)/python bench/perplexity.py
 	$(BIN)/python bench/crash.py --kills 50
 	$(BIN)/python -m bench.inspect_headers
 

@@ -39,14 +39,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "train": BASE
     | {"inputs", "cards", "parts", "assembly", "numbers", "checkpoint", "text", "data", "tensor", "model", "saving"}
     | {"generate"},
-    "generate": BASE | {"checkpoint", "native", "inputs", "cards", "parts", "tensor", "model", "text"},
-    "lens": BASE | {"parts", "tensor", "checkpoint", "passes", "model"},
+    "generate": BASE | {"checkpoint", "native", "inputs", "passes", "cards", "parts", "tensor", "model", "text"},
+    "lens": BASE | {"parts", "tensor", "checkpoint", "text", "passes", "model"},
+    "benches": BASE
+    | {"cards", "parts", "numbers", "study", "checkpoint", "text", "tensor", "model", "saving", "generate", "native"},
     "audits": {"errors"},
     "subjects": BASE
     | {"audits", "cards", "parts", "checkpoint", "text", "tensor", "generate", "model", "saving", "train"},
     "cli": BASE
     | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "saving", "generate", "native"}
-    | {"data", "train", "audits", "subjects", "inspection", "lens", "passes"},
+    | {"data", "train", "audits", "subjects", "inspection", "lens", "passes", "benches"},
     "__init__": BASE | {"cards", "parts", "assembly", "model", "saving", "subjects", "inspection"},
     "__main__": {"cli"},
 }
@@ -54,6 +56,7 @@ ONLY_INSIDE_FUNCTIONS = {("parts", "tensor"), ("study", "tensor"), ("model", "te
 TOP_LEVEL_EVEN_SO = {("parts/net.py", "tensor")}
 NUMPY_AT_IMPORT = {"data", "native"}
 TORCH_AT_IMPORT = {"tensor", "train", "generate", "lens", "parts/net.py", "audits"}
+TORCH_AT_IMPORT |= {f"benches/{name}.py" for name in ("ours", "theirs", "drift")}
 TORCH_AT_IMPORT |= {f"subjects/{name}.py" for name in ("ours", "theirs", "their_config", "their_runs", "named")}
 
 
@@ -130,6 +133,7 @@ def test_torch_is_imported_at_the_top_only_where_tensors_live(path: Path) -> Non
         "import scantling.cli.main as m; assert m._run(['size', '--params', '1B']) == 0",
         "import scantling.cli.main as m; assert m._run(['plan', 'gpt2', '--devices=8', '--device=h100']) == 0",
         "import scantling.cli.main as m; assert m._run(['audit', '--help']) == 0",
+        "import scantling.cli.main as m; assert m._run(['bench', '--help']) == 0",
         "import scantling.cli.main as m; assert m._run(['lens', '--help']) == 0",
         f"import scantling.cli.main as m; assert m._run(['inspect', {str(GOLDEN / 'tiny' / 'llama-gqa')!r}]) == 0",
     ],

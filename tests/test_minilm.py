@@ -64,11 +64,89 @@ def test_the_original_gives_the_same_vectors(minilm: Any) -> None:
         assert float((ours - theirs).abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 5])
-def test_neighbours_of_other_lengths_change_nothing(minilm: Any, batch_size: int) -> None:
+@pytest.mark.parametrize("batch_size", [1, 2, 5, None])
+def test_neighbours_of_other_lengths_change_nothing(minilm: Any, batch_size: int | None) -> None:
     together = minilm.embed(TEXTS, batch_size=batch_size)
     for text, vector in zip(TEXTS, together, strict=True):
         torch.testing.assert_close(minilm.embed([text])[0], vector, atol=1e-6, rtol=0)
+
+
+def test_batches_go_by_tokens_and_are_seldom_padded(minilm: Any) -> None:
+    from scantling.generate.embed import FULL_TOKENS, MOST_TOKENS, batches
+
+    lengths = [5] * 300 + [6] * 90 + [9] * 7 + [8] * 3 + [400, 256, 1]
+    found = list(batches(minilm, [[7] * length for length in lengths]))
+    assert sorted(i for chosen, _, _ in found for i in chosen) == list(range(len(lengths)))
+    for chosen, ids, mask in found:
+        real = torch.tensor([lengths[i] for i in chosen])
+        assert ids.shape == (len(chosen), real.max())
+        assert ids.numel() <= MOST_TOKENS
+        assert (mask is None) == (len(set(real.tolist())) == 1)
+        assert mask is None or torch.equal(mask.sum(-1), real)
+        assert torch.equal((ids == 7).sum(-1), real)
+    plain = [ids for _, ids, mask in found if mask is None]
+    assert sum(ids.numel() for ids in plain) > 0.5 * sum(lengths)
+    assert sum(ids.numel() >= FULL_TOKENS for ids in plain) >= 2
+
+
+def test_texts_together_have_the_ids_of_each_alone(minilm: Any, smollm: Any) -> None:
+    for lm in (minilm, smollm):
+        assert lm.tokenizer.encode_many(TEXTS) == [lm.tokenizer.encode(text) for text in TEXTS]
+        with pytest.raises(sc.ScantlingInputError, match="lone surrogate"):
+            lm.tokenizer.encode_many(["fine", "\ud800"])
+
+
+def test_sixteen_bits_round_and_no_more(minilm: Any) -> None:
+    """A bfloat16 has 8 bits: a cosine near 1 is what is left of 6 layers of such roundings."""
+    narrow = sc.load(default_encoder(), dtype="bfloat16").embed(TEXTS)
+    assert narrow.dtype == torch.float32
+    assert float(torch.nn.functional.cosine_similarity(narrow, minilm.embed(TEXTS)).min()) > 0.999
+
+
+def test_many_texts_go_through_laid_out_matrices_and_give_what_each_gives_alone(minilm: Any) -> None:
+    from scantling.generate.embed import MANY_TOKENS
+    from scantling.generate.laid_out import _Product, _Widened, laid_out
+
+    texts = TEXTS * 25
+    assert sum(len(minilm.tokenizer.encode(text)) for text in texts) >= MANY_TOKENS
+    alone = torch.cat([minilm.embed([text]) for text in TEXTS])
+    torch.testing.assert_close(minilm.embed(texts), alone.repeat(25, 1), atol=1e-6, rtol=0)
+    twin = laid_out(minilm.net)
+    assert laid_out(minilm.net) is twin
+    # q, k, v, o, up and down of six layers, and the pooler that the file has.
+    kinds = [type(module) for module in twin.modules()]
+    assert (kinds.count(_Product), kinds.count(_Widened)) == (6 * 6 + 1, 6)
+
+
+def test_changed_weights_are_laid_out_anew() -> None:
+    """Tanh-approximated and exact GELU, ReLU, and a twin that was made before the weights changed."""
+    from msgspec.structs import replace as replace_card
+
+    from scantling.generate.embed import vectors
+    from scantling.generate.laid_out import can, laid_out
+
+    card = sc.card("all-minilm-l6-v2")
+    card = replace_card(card, n_layers=2, d_model=64, vocab_size=90, mlp=replace_card(card.mlp, d_ff=96))
+    for act in ("gelu", "gelu_tanh", "relu"):
+        lm = sc.new(replace_card(card, mlp=replace_card(card.mlp, act=act)), seed=1)
+        lm.net.requires_grad_(False)
+        rows = [[i % 90 for i in range(start, start + 64)] for start in range(40)]
+        assert can(lm.net)
+        few = torch.cat([vectors(lm, [row]) for row in rows])
+        torch.testing.assert_close(vectors(lm, rows), few, atol=1e-6, rtol=0)
+        old = laid_out(lm.net)
+        lm.net.encoder.blocks[0].mlp.up.weight.mul_(2)
+        assert laid_out(lm.net) is not old
+        again = torch.cat([vectors(lm, [row]) for row in rows])
+        assert float((again - few).abs().max()) > 1e-4
+        torch.testing.assert_close(vectors(lm, rows), again, atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+def test_compiled_vectors_are_the_same(minilm: Any) -> None:
+    """40 s idle: the net is compiled for any number of rows and tokens."""
+    texts = TEXTS * 3 + ["A few more words in this one."] * 4
+    torch.testing.assert_close(minilm.embed(texts, compiled=True), minilm.embed(texts), atol=2e-6, rtol=0)
 
 
 def test_padding_on_either_side_changes_nothing(minilm: Any) -> None:
@@ -131,9 +209,9 @@ def test_lower_case_is_applied_where_the_folder_asks_for_it(minilm: Any) -> None
     asked: list[str] = []
 
     class Spy:
-        def encode(self, text: str, add_special: bool = True) -> list[int]:
-            asked.append(text)
-            return [101, 102]
+        def encode_many(self, texts: list[str]) -> list[list[int]]:
+            asked.extend(texts)
+            return [[101, 102]] * len(texts)
 
     encode_for_vectors(replace(minilm, tokenizer=Spy(), text_rules=TextRules(lower=True)), ["An Apple"])
     encode_for_vectors(replace(minilm, tokenizer=Spy()), ["An Apple"])

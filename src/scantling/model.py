@@ -334,7 +334,14 @@ class Model:
 
         self.packed = pack(self, width, activations)
 
-    def embed(self, texts: Sequence[str], batch_size: int = 32, max_length: int | None = None) -> Tensor:
+    def embed(
+        self,
+        texts: Sequence[str],
+        batch_size: int | None = None,
+        max_length: int | None = None,
+        *,
+        compiled: bool = False,
+    ) -> Tensor:
         """A vector per text, by an encoder: (N, d) in float32.
 
         A head of kind embedding pools as it says. Under any other head (masked LM, labels, none) the vector is the mean
@@ -342,9 +349,10 @@ class Model:
 
         Args:
             texts: each gets the tokenizer's special tokens; one that is too long is cut, with a warning.
-            batch_size: texts that run together; the vectors do not depend on it.
+            batch_size: texts that run together; None goes by their tokens. The vectors do not depend on it.
             max_length: tokens of a text that are read, special ones included; default max_seq_length of
                 sentence-transformers where the model has one, else as many as the context holds.
+            compiled: through torch.compile; it takes a minute before the first vector.
 
         Raises:
             ScantlingInputError: no encoder, no tokenizer, no texts, one without any token, or a length out of range.
@@ -355,7 +363,7 @@ class Model:
         encoded = encode_for_vectors(self, texts, max_length)
         for note in encoded.notes:
             warnings.warn(note, stacklevel=2)
-        return vectors(self, encoded.rows, batch_size)
+        return vectors(self, encoded.rows, batch_size, compiled=compiled)
 
     @property
     def reads_prefix(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,25 @@ def test_another_file_is_refused(content: bytes, message: str, tmp_path: Path) -
     path.write_bytes(content)
     with pytest.raises(ScantlingInputError, match=message):
         read_tokenizer(path)
+
+
+def test_a_damaged_file_gets_one_sentence(models: dict[str, Path], tmp_path: Path) -> None:
+    """120 files with four bytes changed or the end cut off: read all the same, or refused, and never anything else."""
+    draw, whole, path = random.Random(0), models["unigram"].read_bytes(), tmp_path / "a.model"
+    refused: list[str] = []
+    for n in range(120):
+        damaged = bytearray(whole[: len(whole) * (60 + n % 60) // 120] if n % 4 == 0 else whole)
+        for _ in range(4):
+            # Half of them in what the file says of itself, at its end.
+            start = 0 if n % 2 else len(damaged) - 500
+            damaged[draw.randrange(start, len(damaged))] = draw.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            read_tokenizer(path).encode("some text")
+        except ScantlingInputError as error:
+            refused.append(str(error))
+    assert len(refused) > 30
+    assert not any("\n" in sentence for sentence in refused)
 
 
 def test_words_are_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from scantling.errors import ScantlingInputError, need
 if TYPE_CHECKING:
     from scantling.generate.beam import Beams
     from scantling.generate.constrain import Shape
+    from scantling.generate.contrastive import Contrastive
     from scantling.generate.keeping import Keeping
     from scantling.generate.sampling import Sampling
     from scantling.generate.settings import Options
@@ -116,6 +117,17 @@ search_options = grouped(
         ),
     },
 )
+contrast_options = grouped(
+    "contrasted",
+    {
+        "contrastive": click.option(
+            "--contrastive", type=int, metavar="K", help="Of the K likeliest tokens the one least like the text so far."
+        ),
+        "penalty_alpha": click.option(
+            "--penalty-alpha", type=float, help="Of --contrastive: the weight of being unlike. [default: 0.6]"
+        ),
+    },
+)
 shape_options = grouped(
     "shaped",
     {
@@ -211,7 +223,22 @@ def options(lm: Model, given: dict[str, Any]) -> Options:
         logprobs=given["logprobs"],
         shape=_shape(given["shaped"]),
         drafting=_drafting(given),
+        contrastive=_contrastive(given.get("contrasted")),
     )
+
+
+def _contrastive(contrasted: dict[str, Any] | None) -> Contrastive | None:
+    if contrasted is None:
+        return None
+    top_k, alpha = contrasted["contrastive"], contrasted["penalty_alpha"]
+    if top_k is None and alpha is not None:
+        raise ScantlingInputError("--penalty-alpha is for --contrastive K")
+    if top_k is None:
+        return None
+    need("torch", "search contrastively")
+    from scantling.generate.contrastive import Contrastive
+
+    return Contrastive(top_k) if alpha is None else Contrastive(top_k, alpha)
 
 
 def _keeping(kind: str, numbers: str) -> Keeping | None:

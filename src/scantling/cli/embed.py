@@ -15,8 +15,10 @@ from scantling.errors import ScantlingInputError, need
 @click.option("-m", "--model", help="Folder, .safetensors or hub id of an encoder; default: all-MiniLM-L6-v2.")
 @click.option("--file", "source", type=click.Path(path_type=Path), help="A text per line, after those of the command.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the vectors to this .npy file, float32 (N, d).")
-@click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True)
+@click.option("--batch-size", type=click.IntRange(min=1), help="Texts that run together; default: by their tokens.")
 @click.option("--max-length", type=click.IntRange(min=1), help="Tokens of a text that are read; default: the model's.")
+@click.option("--dtype", help="Of the weights; default: the file's.")
+@click.option("--compile", "compiled", is_flag=True, help="Through torch.compile: a minute first, then faster.")
 @click.option("--device", default="cpu", show_default=True)
 @show.revision_option
 @show.json_option
@@ -25,8 +27,10 @@ def command(
     model: str | None,
     source: Path | None,
     out: Path | None,
-    batch_size: int,
+    batch_size: int | None,
     max_length: int | None,
+    dtype: str | None,
+    compiled: bool,
     device: str,
     revision: str | None,
     as_json: bool,
@@ -37,11 +41,11 @@ def command(
     torch = need("torch", "embed texts")
     from scantling.generate.embed import encode_for_vectors, vectors
 
-    lm = show.encoder(model, device, revision)
+    lm = show.encoder(model, device, revision, dtype)
     encoded = encode_for_vectors(lm, wanted, max_length)
     for note in encoded.notes:
         click.echo(f"note: {note}", err=True)
-    found = vectors(lm, encoded.rows, batch_size)
+    found = vectors(lm, encoded.rows, batch_size, compiled=compiled)
     if out is not None:
         need("numpy", "write .npy files").save(out, found.numpy())
         click.echo(f"{found.shape[0]} vectors of {found.shape[1]} numbers written to {out}", err=True)

@@ -49,6 +49,7 @@ def _of_torch(given: dict[str, Any]) -> str | None:
         f"--device {given['device']}": given["device"] != "cpu",
         f"--cache {kept['kind']}": kept["kind"] != "full",
         f"--cache-numbers {kept['numbers']}": kept["numbers"] != "plain",
+        "--contrastive": given.get("contrasted", {}).get("contrastive") is not None,
     }
     return next((name for name, wanted in asked.items() if wanted), None)
 

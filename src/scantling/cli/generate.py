@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 @click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template, as a user's message.")
 @click.option("--logprobs", type=int, metavar="N", help="With --json: each token's, and the N likeliest beside it.")
 @drawing.search_options
+@drawing.contrast_options
 @drawing.shape_options
 @drawing.cache_options
 @drawing.draft_options
@@ -127,6 +128,7 @@ def _check_many(given: dict[str, Any], options: Options) -> None:
         "--cache": options.keeping is not None,
         "--prefill-chunk": options.chunk is not None,
         "--draft-...": options.drafting is not None,
+        "--contrastive": options.contrastive is not None,
     }
     if found := [name for name, asked in one_by_one.items() if asked]:
         raise ScantlingInputError(f"{found[0]} is for one PROMPT: --prompts decodes several together")

@@ -90,8 +90,12 @@ def _heat(chart: Heat) -> str:
     most = float(values.abs().max()) or 1.0
     head = "".join(f'<th scope="col">{escape(_visible(label))}</th>' for label in chart.columns)
     body = []
-    for label, row in zip(chart.rows, values.tolist(), strict=True):
-        cells = "".join(f'<td title="{x:.3g}" style="background: {_shade(x, most)}"></td>' for x in row)
+    for i, (label, row) in enumerate(zip(chart.rows, values.tolist(), strict=True)):
+        texts = chart.texts[i] if chart.texts else [""] * len(row)
+        cells = "".join(
+            f'<td title="{x:.3g}" style="background: {_shade(x, most)}">{escape(_visible(text) if text else "")}</td>'
+            for x, text in zip(row, texts, strict=True)
+        )
         body.append(f'<tr><th scope="row">{escape(_visible(label))}</th>{cells}</tr>')
     corner = escape(" \\ ".join(chart.what))
     return (

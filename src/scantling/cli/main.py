@@ -12,6 +12,7 @@ from scantling.errors import ScantlingError, nearest
 
 VERBS = {
     "audit": "the classic failure modes, in any model",
+    "bench": "prefill and decode measured, beside other tools",
     "card": "print a model's card as YAML",
     "cards": "list the presets",
     "chat": "talk with a model",

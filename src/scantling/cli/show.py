@@ -110,7 +110,7 @@ def not_empty(texts: Sequence[str]) -> None:
         raise ScantlingInputError(f"text {empty[0]} is empty: at least one character is needed")
 
 
-def encoder(model: str | None, device: str, revision: str | None) -> Model:
+def encoder(model: str | None, device: str, revision: str | None, dtype: str | None = None) -> Model:
     """An encoder with its weights, all-MiniLM-L6-v2 where none is named; what loading noticed goes to standard error.
 
     Raises:
@@ -122,7 +122,7 @@ def encoder(model: str | None, device: str, revision: str | None) -> Model:
     found = str(default_encoder()) if model is None else model
     if (card := card_of(found, revision=revision)).family != "encoder":
         raise ScantlingInputError(f"{found} is of family {card.family}; this command needs an encoder")
-    lm = load(found, device=device, revision=revision)
+    lm = load(found, dtype=dtype, device=device, revision=revision)
     for note in lm.notes:
         click.echo(f"note: {note}", err=True)
     return lm

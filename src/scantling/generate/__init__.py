@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from scantling.generate.beam import Beams
     from scantling.generate.chat import Conversation
     from scantling.generate.constrain import Shape
+    from scantling.generate.contrastive import Contrastive
     from scantling.generate.keeping import Keeping
     from scantling.generate.request import Handle, Request
     from scantling.generate.sampling import Sampling
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Beams": "beam",
+    "Contrastive": "contrastive",
     "Conversation": "chat",
     "Drafting": "speculative",
     "Engine": "batching",
@@ -40,6 +42,7 @@ _HOME = {
 
 __all__ = [
     "Beams",
+    "Contrastive",
     "Conversation",
     "Drafting",
     "Engine",

@@ -182,7 +182,7 @@ def beam_texts(
     Raises:
         ScantlingInputError: as `beam_search`, or a setting that beams cannot follow.
     """
-    for name in ("stop", "logprobs", "shape", "drafting", "chunk"):
+    for name in ("stop", "logprobs", "shape", "drafting", "contrastive", "chunk"):
         if getattr(options, name) not in ((), None):
             raise ScantlingInputError(f"{name} and beams are given: beams keep several texts; leave one of them out")
     ids = model.ids(encoded(model, prompt, max_new_tokens))

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from scantling.errors import ScantlingInputError
+from scantling.generate.laid_out import can, laid_out
 from scantling.parts.heads import Head, Labels, TextVector
+from scantling.passes import Given, prepare
 from scantling.tensor.context import Context
 
 if TYPE_CHECKING:
     from scantling.model import Model
+
+MOST_TOKENS = 1024
+"""Of a batch, padding included; more rows do not make matrix products faster, and their activations leave the cache."""
+FULL_TOKENS = 384
+"""From here on products are as fast as they get, and a batch may end for the sake of equal lengths."""
+MANY_TOKENS = 2048
+"""From here on matrices are laid out for the processor first, which takes about as long as so many tokens."""
 
 
 @dataclass(frozen=True)
@@ -85,59 +95,104 @@ def encode(model: Model, texts: Sequence[str], limit: int | None = None, why: st
     if not texts:
         raise ScantlingInputError("no text is given: at least one is needed")
     limit, why = (model.card.context, f"the context holds {model.card.context}") if limit is None else (limit, why)
-    rows, cut = [], []
-    for number, text in enumerate(texts, 1):
-        row = model.tokenizer.encode(text)
+    rows, notes = [], []
+    for number, (text, row) in enumerate(zip(texts, model.tokenizer.encode_many(texts), strict=True), 1):
         if not row:
             raise ScantlingInputError(f"text {number} is empty: at least one token is needed")
         if len(row) > limit:
             bare = model.tokenizer.encode(text, add_special=False)
             if len(row) - len(bare) >= limit:
                 raise ScantlingInputError(f"{why}: the special tokens around text {number} leave no room for it")
-            cut.append(f"text {number} has {len(row)} tokens and {why}; its end is cut")
-            row = _cut(row, bare, limit)
+            notes.append(f"text {number} has {len(row)} tokens and {why}; its end is cut")
+            row = _shortened(row, bare, limit)
         rows.append(row)
-    return Encoded(rows, tuple(cut))
+    return Encoded(rows, tuple(notes))
 
 
-def _cut(row: list[int], bare: list[int], limit: int) -> list[int]:
+def _shortened(row: list[int], bare: list[int], limit: int) -> list[int]:
     """The row with as many tokens of the text as fit; the special tokens around it stay."""
     around = len(row) - len(bare)
     start = next((i for i in range(around + 1) if row[i : i + len(bare)] == bare), around)
     return row[:start] + bare[: limit - around] + row[start + len(bare) :]
 
 
-def batches(model: Model, rows: Sequence[list[int]], batch_size: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+def batches(
+    model: Model, rows: Sequence[list[int]], batch_size: int | None = None
+) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
     """Rows of like length together: their numbers, ids (B, T) padded on the right, and the mask (B, T).
+
+    The mask is None where the rows of a batch are equally long: attention without one is faster.
+
+    Args:
+        batch_size: rows of a batch; None goes by tokens, see `cut`.
 
     Raises:
         ScantlingInputError: the batch size is not positive.
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
         raise ScantlingInputError(f"batch_size is {batch_size!r}; a whole number of at least 1 is needed")
     pad = getattr(model.card.position, "pad_id", None) or 0
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
-        ids = torch.full((len(chosen), len(rows[chosen[0]])), pad)
-        mask = torch.zeros_like(ids)
-        for i, number in enumerate(chosen):
-            ids[i, : len(rows[number])] = torch.tensor(rows[number])
-            mask[i, : len(rows[number])] = 1
+    lengths = [len(rows[i]) for i in order]
+    ends = cut(lengths) if batch_size is None else [*range(batch_size, len(order), batch_size), len(order)]
+    for start, end in zip([0, *ends], ends, strict=False):
+        chosen, longest = order[start:end], lengths[start]
+        ids = torch.tensor([rows[i] + [pad] * (longest - len(rows[i])) for i in chosen])
+        mask = None
+        if lengths[end - 1] < longest:
+            real = torch.tensor([len(rows[i]) for i in chosen])
+            mask = (torch.arange(longest) < real[:, None]).long()
         yield chosen, ids, mask
 
 
-def vectors(model: Model, rows: Sequence[list[int]], batch_size: int = 32) -> Tensor:
-    """A vector per row of ids, (N, d) in float32: the head's own, or the normalised mean of the last hidden states."""
+def cut(lengths: Sequence[int]) -> list[int]:
+    """Where batches of rows of these lengths, the longest first, end: by tokens, padding included.
+
+    A batch holds at most `MOST_TOKENS`, or one row. One that has `FULL_TOKENS` ends where the length changes, so that
+    most batches need neither padding nor a mask.
+    """
+    ends, start = [], 0
+    for i, length in enumerate(lengths):
+        tokens = (i - start) * lengths[start]
+        if i > start and (tokens + lengths[start] > MOST_TOKENS or (length < lengths[i - 1] and tokens >= FULL_TOKENS)):
+            ends.append(i)
+            start = i
+    return [*ends, len(lengths)]
+
+
+def vectors(
+    model: Model, rows: Sequence[list[int]], batch_size: int | None = None, *, compiled: bool = False
+) -> Tensor:
+    """A vector per row of ids, (N, d) in float32: the head's own, or the normalised mean of the last hidden states.
+
+    Args:
+        batch_size: as `batches` takes it.
+        compiled: through torch.compile, which takes a minute before the first vector; it pays for many texts.
+    """
     out = torch.empty(len(rows), model.card.d_model)
-    for chosen, ids, mask in batches(model, rows, batch_size):
-        if isinstance(model.parts.head, TextVector):
-            found = model.logits(ids, mask)
-        else:
-            context = Context.of(ids, padding=mask.bool())
-            found = context.unit(context.pool(model.hidden(ids, mask)[-1].cpu().float(), "mean"))
-        out[chosen] = found.cpu()
+    head = isinstance(model.parts.head, TextVector)
+    if not compiled and sum(map(len, rows)) >= MANY_TOKENS and can(model.net):
+        model = replace(model, net=laid_out(model.net))
+    run = _compiled(model.net) if compiled else model.net
+    with torch.inference_mode():
+        for chosen, ids, mask in batches(model, rows, batch_size):
+            if head:
+                found = run(*prepare(model, ids, Given(mask))).float()
+            else:
+                context = Context.of(ids, padding=None if mask is None else mask.bool())
+                found = context.unit(context.pool(model.hidden(ids, mask)[-1].cpu().float(), "mean"))
+            out[chosen] = found.cpu()
     return out
+
+
+_COMPILED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def _compiled(net: Any) -> Any:
+    """The net through torch.compile, for any number of rows and tokens; made once for each net."""
+    if net not in _COMPILED:
+        _COMPILED[net] = torch.compile(net, dynamic=True)
+    return _COMPILED[net]
 
 
 def fill(model: Model, text: str, top: int = 5) -> tuple[list[list[Guess]], tuple[str, ...]]:
@@ -173,7 +228,7 @@ def fill(model: Model, text: str, top: int = 5) -> tuple[list[list[Guess]], tupl
     return guesses, encoded.notes
 
 
-def scores(model: Model, rows: Sequence[list[int]], batch_size: int = 32) -> list[Tensor]:
+def scores(model: Model, rows: Sequence[list[int]], batch_size: int | None = None) -> list[Tensor]:
     """What a classifier makes of each row, as probabilities: (n_labels), or (T, n_labels) where tokens are labelled.
 
     Raises:

@@ -12,6 +12,7 @@ from torch import Tensor
 from scantling import inputs
 from scantling.errors import ScantlingInputError
 from scantling.generate.constrain import Shape
+from scantling.generate.contrastive import search
 from scantling.generate.processors import History
 from scantling.generate.room import encoded, known_tokens, room
 from scantling.generate.sample import choose, logprobs
@@ -76,6 +77,9 @@ def tokens(
     if options.drafting is not None:
         yield from _with_drafts(model, ids, max_new_tokens, sampling, attention_mask, options)
         return
+    if options.contrastive is not None:
+        yield from _contrastive(model, ids, max_new_tokens, sampling, attention_mask, options)
+        return
     session, logits, limit = begin(
         model, ids, max_new_tokens, attention_mask, keeping=options.keeping, chunk=options.chunk
     )
@@ -99,6 +103,19 @@ def _with_drafts(
     made = Speculation(model, ids, max_new_tokens, sampling, options.drafting, options.keeping, options.chunk)
     for token, logits in made:
         yield Drawn(ids.new_tensor([token]), logits, made.session, ledger=made.ledger)
+
+
+def _contrastive(
+    model: Model, ids: Tensor, max_new_tokens: int, sampling: Sampling, mask: Tensor | None, options: Options
+) -> Iterator[Drawn]:
+    if mask is not None and not bool(mask.all()):
+        raise ScantlingInputError("contrastive search is for one text at a time, without padding")
+    assert options.contrastive is not None
+    history = begun(model, ids, None, options.shape)[0]
+    kept = (options.keeping, options.chunk)
+    for token, logits, session in search(model, ids, max_new_tokens, options.contrastive, sampling, history, *kept):
+        fulfilled = history.constraint is not None and history.constraint.done
+        yield Drawn(ids.new_tensor([token]), logits, session, fulfilled)
 
 
 def begun(model: Model, ids: Tensor, mask: Tensor | None, shape: Shape | None = None) -> list[History]:

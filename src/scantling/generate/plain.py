@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def is_enough(model: Model, sampling: Sampling, options: Options) -> bool:
     """Whether nothing is asked for but the likeliest tokens of a packed model."""
-    plain = (options.keeping, options.chunk, options.logprobs, options.shape, options.drafting) == (None,) * 5
+    special = (options.keeping, options.chunk, options.logprobs, options.shape, options.drafting, options.contrastive)
+    plain = special == (None,) * 6
     return model.packed is not None and plain and sampling.greedy and not sampling.looks_back
 
 

@@ -57,6 +57,8 @@ class Handle:
             raise ScantlingInputError("keeping and chunk are settings of the engine and not of a request")
         if options.drafting is not None:
             raise ScantlingInputError("drafts are for one text at a time, and the engine decodes several")
+        if options.contrastive is not None:
+            raise ScantlingInputError("contrastive search is for one text at a time, and the engine decodes several")
         if isinstance(request.prompt, str):
             self.prompt = encoded(model, request.prompt, request.max_new_tokens)
         else:

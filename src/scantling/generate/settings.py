@@ -10,6 +10,7 @@ from scantling.errors import ScantlingInputError
 
 if TYPE_CHECKING:
     from scantling.generate.constrain import Shape
+    from scantling.generate.contrastive import Contrastive
     from scantling.generate.keeping import Keeping
     from scantling.generate.sample import Logprob
     from scantling.generate.speculative import Drafting, Ledger
@@ -59,6 +60,7 @@ class Options:
         logprobs: so many of the likeliest tokens are reported beside each chosen one; None reports none at all.
         shape: what the text must match, or None.
         drafting: who proposes tokens, or None.
+        contrastive: choose tokens by contrastive search; one text at a time.
     """
 
     stop: Sequence[str] = ()
@@ -68,6 +70,7 @@ class Options:
     logprobs: int | None = None
     shape: Shape | None = None
     drafting: Drafting | None = None
+    contrastive: Contrastive | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
@@ -76,6 +79,8 @@ class Options:
             raise ScantlingInputError(f"logprobs is {top!r}; a whole number from 0 to 100 is needed")
         if self.shape is not None and self.drafting is not None:
             raise ScantlingInputError("a regular expression or JSON schema and drafts are given: leave the drafts out")
+        if self.contrastive is not None and self.drafting is not None:
+            raise ScantlingInputError("contrastive search and drafts are given: leave one of them out")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from scantling.errors import ScantlingInputError
 from scantling.numbers.flops import flops
 from scantling.numbers.hardware import Device, arithmetic
-from scantling.numbers.memory import memory, read_per_token
+from scantling.numbers.memory import cache_bytes, memory, read_per_token, weight_bytes
 from scantling.parts.moe import MoE
 from scantling.parts.part import Workload
 from scantling.parts.transformer import Transformer
@@ -101,8 +101,8 @@ def roofline(model: Transformer, device: Device, batch: int, context: int, dtype
 
     return Roofline(
         ridge=peak / bandwidth,
-        decode=bound(step, batch, _read(model, dtype, batch)),
-        prefill=bound(whole, batch * context, _read(model, dtype, batch * context)),
+        decode=bound(step, batch, weights_read(model, dtype, batch)),
+        prefill=bound(whole, batch * context, weights_read(model, dtype, batch * context)),
         resident_bytes=held.weights + held.kv,
         fits=None if device.memory_bytes is None else held.weights + held.kv <= device.memory_bytes,
     )
@@ -122,12 +122,18 @@ def generating(model: Transformer) -> Transformer:
 def step_bytes(model: Transformer, batch: int, context: int, dtype: str, cache_dtype: str) -> int:
     """What a decode step of every row reads at the full context: weights once, and the cache."""
     held = memory(model, Workload(batch, context), dtype, cache_dtype)
-    return _read(model, dtype, batch) + held.kv
+    return weights_read(model, dtype, batch) + held.kv
 
 
-def _read(model: Transformer, dtype: str, tokens: int) -> int:
-    """Bytes of the weights that `tokens` at once enter; of a mixture the mean over tokens that choose at random."""
-    alone = read_per_token(model, 0, dtype) - memory(model, Workload(), dtype, dtype).kv
+def weights_read(model: Transformer, dtype: str, tokens: int, source: int | None = None) -> int:
+    """Bytes of the weights that `tokens` at once enter; of a mixture the mean over tokens that choose at random.
+
+    Args:
+        source: of an encoder-decoder's step, the tokens that were read before; None counts the encoder too.
+    """
+    if model.two_stacks and source is None:
+        return weight_bytes(model, dtype)
+    alone = read_per_token(model, 0, dtype, source) - cache_bytes(model, Workload(source=source), dtype)
     more = sum(_further_experts(part, tokens) for _, part, _ in model.walk() if isinstance(part, MoE))
     return alone + round(more * DTYPE_BYTES[dtype])
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scantling.errors import ScantlingInputError, need
+from scantling.errors import ScantlingError, ScantlingInputError, need
 from scantling.text import pieces
 
 MAX_TOKENIZER_BYTES = 256 * 2**20
@@ -32,7 +32,7 @@ def guarded(action: Callable[[], _T], what: str) -> _T:
     """
     try:
         return action()
-    except (KeyboardInterrupt, SystemExit, MemoryError):
+    except (ScantlingError, KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:
         raise ScantlingInputError(f"{what}: {' '.join(str(error).split())[:300]}") from None

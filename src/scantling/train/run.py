@@ -130,7 +130,7 @@ class Run:
             factor = schedule.factor(progress.step)
             outcome = self.stepper.update(progress.step, micro, factor)
             progress.cursor = dict(batch.cursor)
-            stop.by = self._count(batch, time.perf_counter() - began, stop.by)
+            self._count(batch, time.perf_counter() - began)
             last, score = outcome.loss, None
             self._tell_step(outcome, factor, time.perf_counter() - began)
             self._judge(outcome)
@@ -142,8 +142,8 @@ class Run:
                     reason = "patience"
             if self._due(training.save_every) and self.saved_step != progress.step:
                 self.save()
-            if stop.by is not None:
-                reason = stop.by
+            if (signal := self._asked_to_stop(stop)) is not None:
+                reason = signal
         if score is None and reason == "done":
             score = self._evaluate()
         if self.saved_step != progress.step:
@@ -170,12 +170,17 @@ class Run:
         rows, size = len(batch.ids), rows_of_a_pass(self.training, self.stepper.ranks)
         return [inputs(batch.rows(i, i + size), self.lm.parts, self.lm.device) for i in range(0, rows, size)]
 
-    def _count(self, batch: Batch, seconds: float, signal: str | None) -> str | None:
-        """Count an update; returns the signal by which any process was asked to stop."""
+    def _asked_to_stop(self, stop: Stop) -> str | None:
+        """The signal by which any process was asked to stop; all get the same answer."""
+        ranks = self.stepper.ranks
+        if not ranks.totals([float(stop.by is not None)], self.lm.device)[0]:
+            return None
+        return ranks.first(stop.by)
+
+    def _count(self, batch: Batch, seconds: float) -> None:
         ranks = self.stepper.ranks
         work = [float(batch.tokens), float(self.document_flops.of(batch))]
         tokens, flops = (int(value) for value in ranks.sums(work, self.lm.device))
-        stopped = bool(ranks.totals([float(signal is not None)], self.lm.device)[0])
         self.progress.step += 1
         self.progress.tokens += tokens
         self.progress.seconds += seconds
@@ -184,7 +189,6 @@ class Run:
             self.tokens_here += tokens
             self.seconds_here += seconds
             self.flops_here += flops
-        return ranks.first(signal) if stopped else None
 
     def _judge(self, outcome: Outcome) -> None:
         """Act on an update that was refused.
