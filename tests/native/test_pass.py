@@ -306,8 +306,13 @@ def test_nothing_out_of_range_is_run(given: Any, message: str) -> None:
         native.run(*given, [True] * len(given[0]))
 
 
-def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """A pass that was made before is enough; in an empty cache folder it is missing."""
+    library.library()
     monkeypatch.setenv("CXX", "no-such-compiler")
+    assert library.missing() is None
+    library.library.__wrapped__()
+    monkeypatch.setenv("SCANTLING_CACHE", str(tmp_path))
     assert "no C++ compiler" in str(library.missing())
     with pytest.raises(sc.ScantlingInputError, match="everything runs through PyTorch, slower"):
         library.library.__wrapped__()

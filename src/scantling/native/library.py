@@ -96,10 +96,10 @@ def compiler() -> str | None:
 
 
 def missing() -> str | None:
-    """Why nothing can be compiled here; None where it can."""
+    """Why there is no compiled pass for this processor and none can be made; None where there is or can."""
     if platform.system() not in ("Linux", "Darwin"):
         return f"the compiled pass is not made for {platform.system()}"
-    return None if compiler() else "no C++ compiler was found (g++ or clang++, or $CXX)"
+    return None if is_built() or compiler() else "no C++ compiler was found (g++ or clang++, or $CXX)"
 
 
 @cache
@@ -109,12 +109,11 @@ def library(march: str = "native") -> Any:
     Raises:
         ScantlingInputError: there is no compiler, or it refuses the source.
     """
-    why, found = missing(), compiler()
-    if why or found is None:
+    if (why := missing()) is not None:
         raise ScantlingInputError(f"{why}; without it everything runs through PyTorch, slower")
-    target = _target(found, march)
+    target = _target(march)
     if not target.exists():
-        _compile(found, march, target)
+        _compile(march, target)
     loaded = ctypes.CDLL(str(target))
     for name, result, given in (
         ("sc_arena", _pointer, [ctypes.c_size_t]),
@@ -135,14 +134,12 @@ def library(march: str = "native") -> Any:
 
 def is_built() -> bool:
     """Whether the pass for this processor is in the cache folder."""
-    found = compiler()
-    return found is not None and _target(found, "native").exists()
+    return _target("native").exists()
 
 
-def _target(found: str, march: str) -> Path:
-    """A file whose name tells the source, the compiler, the flags and the processor apart."""
-    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
-    told = [SOURCE.read_text(), version, *FLAGS, march, _processor() if march == "native" else ""]
+def _target(march: str) -> Path:
+    """A file whose name tells the source, the flags and the processor apart."""
+    told = [SOURCE.read_text(), *FLAGS, march, _processor() if march == "native" else ""]
     key = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
     return cache_folder() / "native" / f"pass-{key}.so"
 
@@ -155,7 +152,10 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
 
 
-def _compile(found: str, march: str, target: Path) -> None:
+def _compile(march: str, target: Path) -> None:
+    found = compiler()
+    if found is None:
+        raise ScantlingInputError(f"no C++ compiler was found to make the pass for {march}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
