@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"inputs", "cards", "parts", "assembly", "numbers", "checkpoint", "text", "data", "tensor", "model", "saving"}
     | {"generate"},
     "generate": BASE | {"checkpoint", "native", "inputs", "cards", "parts", "tensor", "model", "text"},
-    "measure": BASE | {"cards", "parts", "numbers", "study", "tensor", "model", "train"},
+    "measure": BASE | {"cards", "parts", "assembly", "numbers", "study", "tensor", "model", "train"},
     "audits": {"errors"},
     "subjects": BASE
     | {"audits", "cards", "parts", "checkpoint", "text", "tensor", "generate", "model", "saving", "train"},
