@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lens": BASE | {"parts", "tensor", "checkpoint", "text", "passes", "model"},
     "benches": BASE
     | {"cards", "parts", "numbers", "study", "checkpoint", "text", "tensor", "model", "saving", "generate", "native"},
-    "measure": BASE | {"cards", "parts", "numbers", "study", "tensor", "model", "train"},
+    "measure": BASE | {"cards", "parts", "assembly", "numbers", "study", "tensor", "model", "train"},
     "audits": {"errors"},
     "subjects": BASE
     | {"audits", "cards", "parts", "checkpoint", "text", "tensor", "generate", "model", "saving", "train"},

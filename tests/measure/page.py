@@ -67,6 +67,11 @@ SHOWN = {
         "of n normal numbers at most sqrt(2 ln 2n), and 3",
     ),
     "routing": ("the busiest expert's share, entropy of the choice, experts nobody chose", "an even spread"),
+    "shape": (
+        "parameters built, FLOPs by torch's counter, and seconds of one token, of the card and of twins with other "
+        "heads, and with a quarter of the layers at twice the width",
+        "the account; the roofline; and how many products wait for each other",
+    ),
 }
 HEADER = """# What `scantling measure` measures
 

@@ -24,7 +24,8 @@ def figures(capsys: pytest.CaptureFixture[str], *asked: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "mixtral"])
 def test_four_models_of_all_families(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = figures(capsys, str(GOLDEN / "tiny" / name), *SHORT)
-    wanted = set(FIGURES) - (set() if name == "mixtral" else {"routing"})
+    # None of them has layers by fours.
+    wanted = set(FIGURES) - (set() if name == "mixtral" else {"routing"}) - {"shape"}
     assert set(found) == wanted
     assert found["parameters"]["equal"] is True
     assert all(row["equal"] for row in found["checklist"]["rows"])

@@ -18,6 +18,7 @@ from scantling.measure.entropy import entropy, measured, spreads
 from scantling.measure.gradients import batch_of, gradients, norms
 from scantling.measure.parameters import by_module, parameters
 from scantling.measure.routing import routing
+from scantling.measure.shape import shape, twins
 from scantling.measure.stream import layer, outliers, residual, stream
 from scantling.model import Model
 from scantling.numbers.count import count
@@ -210,11 +211,42 @@ def test_every_expert_is_counted() -> None:
         assert row[3] == pytest.approx(row[4]) == pytest.approx(math.log(4))
 
 
+@pytest.mark.parametrize("base", [LLAMA, GPT2])
+def test_other_shapes_have_the_same_parameters_and_flops(base: dict[str, Any]) -> None:
+    lm = built(card(base, n_layers=4))
+    figure = shape(lm, Asked(lengths=(8, 16), passes=1))
+    rows = {row[0]: dict(zip(figure.columns, row, strict=True)) for row in figure.rows}
+    assert list(rows) == ["as it is", "half the heads", "twice the heads", "4 times shallower, twice as wide"]
+    for row in rows.values():
+        assert row["parameters built"] == row["predicted"]
+        assert row["FLOPs counted"] == row["predicted FLOPs"]
+    own = rows["as it is"]
+    for name, heads in (("half the heads", 2), ("twice the heads", 8)):
+        assert rows[name]["heads"] == heads
+        assert rows[name]["parameters built"] == own["parameters built"]
+        assert rows[name]["FLOPs counted"] == own["FLOPs counted"]
+    # 4 blocks of width 32 and one of width 64 have equal matrices, and the head's product is one of either's.
+    shallow = rows["4 times shallower, twice as wide"]
+    assert own["products in sequence"] - 1 == 4 * (shallow["products in sequence"] - 1)  # type: ignore[operator]
+    assert own["ms a token"] > 0  # type: ignore[operator]
+    assert shallow["ms a token"] > 0  # type: ignore[operator]
+
+
+def test_the_matrices_of_a_shallow_twin_are_as_many() -> None:
+    drawn = card(n_layers=4)
+    (twin,) = (t for t in twins(drawn) if t.card.n_layers == 1)
+    sums = [count(sc.assemble(c)).by_part for c in (drawn, twin.card)]
+    assert sums[0]["attention"] == sums[1]["attention"] == 4 * (2 * 32 * 32 + 2 * 32 * 16)
+    assert sums[0]["mlp"] == sums[1]["mlp"] == 4 * 3 * 32 * 48
+
+
 def test_a_model_has_the_figures_that_make_sense() -> None:
     labels = card({**GPT2, "family": "encoder"}, head={"kind": "sequence", "n_labels": 3}, tied=False)
     assert "gradients" not in answerable(built(labels))
     assert "routing" not in answerable(built(card()))
     assert "routing" in answerable(built(card({**LLAMA, "mlp": EXPERTS})))
+    assert "shape" in answerable(built(card(n_layers=4)))
+    assert "shape" not in answerable(built(card(n_layers=3)))
     assert answerable(drawing("naive")) == ("parameters",)
     with pytest.raises(sc.errors.ScantlingInputError, match="sequence"):
         gradients(built(labels), ASKED)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FREE = ("checklist", "parameters")
 """Figures that allocate nothing."""
-NAMES = (*FREE, "time", "memory", "residual", "gradients", "entropy", "outliers", "routing")
+NAMES = (*FREE, "time", "memory", "residual", "gradients", "entropy", "outliers", "routing", "shape")
 
 
 def _lengths(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:

@@ -13,6 +13,7 @@ from scantling.measure.gradients import gradients
 from scantling.measure.memory import memory
 from scantling.measure.parameters import parameters
 from scantling.measure.routing import routed, routing
+from scantling.measure.shape import shape, shapely
 from scantling.measure.stream import outliers, residual
 from scantling.measure.timing import timing
 from scantling.model import Model
@@ -27,13 +28,15 @@ FIGURES: Mapping[str, Callable[[Model, Asked], Figure]] = {
     "entropy": entropy,
     "outliers": outliers,
     "routing": routing,
+    "shape": shape,
 }
 
 
 def answerable(lm: Model) -> tuple[str, ...]:
     """The figures that a model has: without layers nothing but parameters, without a vocabulary to score no gradients,
-    without routers no routing."""
+    without routers no routing, and only plain decoders whose depth can be divided have another shape."""
     if not any(stack.blocks for stack in lm.parts.stacks.values()):
         return ("parameters",)
-    missing = (set() if judged(lm) else {"gradients"}) | (set() if routed(lm) else {"routing"})
+    has = {"gradients": judged(lm), "routing": routed(lm), "shape": shapely(lm.card)}
+    missing = {name for name, there in has.items() if not there}
     return tuple(name for name in FIGURES if name not in missing)

@@ -27,6 +27,7 @@ def bytes_needed(model: Transformer, asked: Asked, dtype: str, figures: Iterable
         "time": working_space(model, longest, dtype),
         "memory": max(working_space(model, replace(longest, kernel=name, last_only=True), dtype) for name in KERNELS),
         "gradients": _training(model, replace(one, training=True)),
+        "shape": weights + working_space(model, one, dtype),
         "entropy": working_space(model, replace(one, kernel="reference"), dtype),
     }
     usual = working_space(model, one, dtype)
