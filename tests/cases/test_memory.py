@@ -86,8 +86,8 @@ def test_a_step_reads_the_cache_of_the_kv_heads(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("options", "each", "gib"),
     [
-        (["--precision", "bf16-master"], [2, 4, 2, 4, 4, 0], 18.42),
-        (["--precision", "bf16-master", "--main-gradients"], [2, 4, 4, 4, 4, 0], 20.72),
+        (["--precision", "bf16-master", "--no-main-gradients"], [2, 4, 2, 4, 4, 0], 18.42),
+        (["--precision", "bf16-master"], [2, 4, 4, 4, 4, 0], 20.72),
         (["--precision", "fp32"], [4, 4, 4, 4, 0], 18.42),
     ],
 )

@@ -35,6 +35,20 @@ def test_a_prompt_is_left_out_of_the_loss(prompt: int) -> None:
     assert float(lm.loss(ids, labels)) == pytest.approx(float(each.mean()), abs=1e-6)
 
 
+def test_a_prompt_whose_labels_are_real_ids_is_warned_of() -> None:
+    """TRAIN-08: 0 is a token as any other, so a prompt that is filled with it is judged: 6 tokens and not 3."""
+    lm = built(card())
+    ids = torch.tensor([[5, 0, 7, 9, 0, 8, 1]])
+    filled = torch.tensor([[0, 0, 0, 0, 0, 8, 1]])
+    with pytest.warns(UserWarning, match=r"the first 5 labels of row 0 are all 0, .* has the label -100"):
+        loss = lm.loss(ids, filled)
+    each = -lm.logits(ids).log_softmax(-1)[0, range(6), filled[0, 1:]]
+    assert float(loss) == pytest.approx(float(each.mean()), abs=1e-6)
+    # A text that repeats a token is no such prompt, and warnings are errors here.
+    repeated = torch.tensor([[5, 5, 5, 2, 3]])
+    lm.loss(repeated, repeated)
+
+
 def test_an_ignored_label_is_not_in_the_mean() -> None:
     """TRAIN-13: equal to the framework's own cross-entropy, labels that are not judged among them."""
     lm, ids = built(card()), tokens(12, batch=3)

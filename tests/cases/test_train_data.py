@@ -53,6 +53,15 @@ def test_a_prompt_has_no_labels() -> None:
         assert batch.labels.tolist() == [[-100, -100, -100, 0, 8, 1, -100]]
 
 
+def test_conversations_whose_prompts_are_judged_are_noted() -> None:
+    """TRAIN-08: a mask that is the assistant's at every token is said before a run; one message of theirs is enough."""
+    talk = [[5, 0, 7, 9, 0, 8, 1]] * 3
+    every = corpus(talk, BARE, kind="chat", spoken=[[True] * 7] * 3)
+    (note,) = every.notes
+    assert note.startswith("every token of the first 3 conversations is judged as the assistant's, prompts included")
+    assert corpus(talk, BARE, kind="chat", spoken=[[False] * 4 + [True] * 3, [True] * 7, [True] * 7]).notes == ()
+
+
 def test_a_run_goes_on_where_it_stopped_in_an_epoch() -> None:
     """TRAIN-09: 3 epochs of 25 batches, stopped after 40: the rest is the same, and is not epoch 0 again."""
     data = corpus(numbered(*[4] * 50), BARE)

@@ -8,18 +8,23 @@ from typing import Any
 import pytest
 import torch
 from tests.cases.small import GPT2, LLAMA
-from tests.data_room.made import corpus, numbered
+from tests.data_room.made import BARE, corpus, numbered
 from tests.train.small import fresh, random_documents, rows, tensors
-from tests.train.test_run import Killer
+from tests.train.test_run import Killer, go, settings
 
 import scantling as sc
 from scantling.cards.read import from_dict, training_of
 from scantling.checkpoint.families import family
 from scantling.checkpoint.names import links
+from scantling.data import Seq2Seq, one_pass
+from scantling.data.corpus import Marks
+from scantling.numbers.flops import flops
+from scantling.parts.part import Workload
 from scantling.train import checkpoints
 from scantling.train.forward import How, forward
 from scantling.train.lora import added_params
 from scantling.train.optim import Optimizers, Recipe, groups
+from scantling.train.speed import DocumentFlops, document_sizes
 from scantling.train.start import train
 from scantling.train.step import Stepper
 from scantling.train.watch import Metrics, read_metrics
@@ -128,3 +133,39 @@ def test_an_overflow_in_16_bits_is_named() -> None:
     fault = str(outcomes["float16"].fault)
     assert "decoder.blocks.1.mlp.down gives the first value that is not finite" in fault
     assert "float16 ends at 65504; bfloat16 does not" in fault
+
+
+def test_packed_rows_cost_the_sum_of_the_documents_squares() -> None:
+    """FLP-14: a row of 4096, 2048, 1024 and 1024 tokens: 23,068,672 pairs, where one text of 8192 has 67,108,864."""
+    parts = sc.assemble(from_dict({**LLAMA, "n_layers": 1, "context": 8192}, "case"))
+    packed, whole = (
+        next(one_pass(corpus(numbered(*sizes), BARE).train, "causal", 1, 8192))
+        for sizes in ((4096, 2048, 1024, 1024), (8192,))
+    )
+    assert packed.documents == 4
+    cost = DocumentFlops(parts)
+    # Scores and mix of 4 heads of 8, forward and twice that backward; all else goes by the 8192 tokens of either row.
+    assert cost.of(whole) - cost.of(packed) == 3 * 4 * 32 * (67_108_864 - 23_068_672)
+    assert cost.of(whole) == flops(parts, Workload(1, 8192, training=True)).training
+
+
+def test_padding_costs_nothing_and_a_stream_is_one_document() -> None:
+    """Rows of 8 with texts of 5 and 3: two documents where they are apart, one where they see each other."""
+    data = corpus(numbered(5, 3), BARE).train
+    sizes = {mode: document_sizes(next(one_pass(data, "causal", 2, 8, mode))) for mode in ("padded", "concatenated")}
+    assert sizes == {"padded": {(5, None): 1, (3, None): 1}, "concatenated": {(8, None): 1}}
+    pairs = corpus([[5, 6, 7, 8, 9], [20, 30]], Marks(after=(1,), eos=1), kind="pairs", firsts=[2, 1])
+    batch = next(one_pass(pairs.train, Seq2Seq(start_id=0), 3, 6, "padded"))
+    # Two tokens of source with their end, and three of target with theirs; the third row is empty.
+    assert document_sizes(batch) == {(4, 3): 1, (2, 2): 1}
+
+
+def test_the_mfu_of_a_run_counts_documents(tmp_path: Path) -> None:
+    """FLP-14: rows of 32 with four texts of 8: the run's FLOPs are those of texts of 8, and the rows' own are more."""
+    lm = fresh(vocab_size=1300)
+    go(lm, corpus(numbered(*[8] * 64), BARE, vocab_size=1300), settings(steps=3, batch=2, tokens=32), tmp_path)
+    (account,) = [r for r in read_metrics(tmp_path) if r["kind"] == "account"]
+    # Two of three updates are timed, each of two micro-batches of two rows of four texts.
+    assert account["flops_of_updates"] == 2 * 16 * flops(lm.parts, Workload(1, 8, training=True)).training
+    assert account["mfu"] == pytest.approx(account["flops_of_updates"] / account["seconds"] / account["peak"])
+    assert account["flops_counted"] > account["flops_of_updates"] / 4

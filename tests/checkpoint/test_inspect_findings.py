@@ -19,6 +19,7 @@ from torch import Tensor
 import scantling as sc
 from scantling.cards import to_yaml
 from scantling.checkpoint.inspect.codes import CODES
+from scantling.cli.main import _run
 from scantling.inspection import Inspection, inspect
 
 TINY = GOLDEN / "tiny"
@@ -413,6 +414,31 @@ def test_the_verdict_on_each_case(path: str, expected: tuple[str, ...], status: 
     # One of the configs keeps the ids of a vocabulary that is far larger than its own.
     assert tuple(code for code in codes(found) if code != "special_id") == expected
     assert found.ok == (status == 0)
+
+
+REFUSED = {
+    "bad-dtype": "none of F64",
+    "duplicate-key": "each may appear once",
+    "header-132MB-declared": "over the limit",
+    "header-2e63": "9223372036854775808",
+    "shape-size-mismatch": "needs",
+    "truncated-data": "bytes are missing",
+    "truncated-header": "bytes are missing",
+}
+"""Single files of the list of cases that are no safetensors, and a word of why."""
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (DATA / "checkpoints" / "st").iterdir()))
+def test_the_verdict_on_each_file(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status = _run(["inspect", str(DATA / "checkpoints" / "st" / f"{name}.safetensors")])
+    said = capsys.readouterr()
+    if name in REFUSED:
+        assert (status, said.out, said.err.count("\n")) == (2, "", 1)
+        assert REFUSED[name] in said.err
+    else:
+        assert name in ("bf16", "good")
+        assert status == 0
+        assert "names_unknown" in said.out
 
 
 def test_facts_of_the_cases() -> None:

@@ -324,6 +324,15 @@ class TestDamage:
         with pytest.raises(ScantlingInputError, match=message):
             open_corpus(out)
 
+    def test_a_manifest_with_an_id_that_no_token_has(self, out: Path) -> None:
+        path = out / "manifest.json"
+        told = json.loads(path.read_text())
+        path.write_text(json.dumps(told | {"marks": {**told["marks"], "eos": 10**6}}))
+        with pytest.raises(
+            ScantlingInputError, match=r"names the id 1000000, and its vocabulary has 2.. tokens; delete"
+        ):
+            open_corpus(out)
+
     def test_a_manifest_of_another_format(self, out: Path) -> None:
         path = out / "manifest.json"
         path.write_text(path.read_text().replace('"format": 1', '"format": 2'))

@@ -60,6 +60,18 @@ def test_the_summary_says_what_the_model_says(capsys: pytest.CaptureFixture[str]
         torch.testing.assert_close(torch.tensor(data["attention"][f"{path}:weights"]), weights[0], atol=1e-6, rtol=0)
 
 
+def test_the_lens_of_every_token_ends_in_the_models_choices(
+    capsys: pytest.CaptureFixture[str], llama: sc.Model, tmp_path: Path
+) -> None:
+    html = tmp_path / "grid.html"
+    data = found(capsys, IDS, *LLAMA, "--every-token", f"--html={html}")["logit-lens"]
+    logits = llama.logits([[int(i) for i in IDS.split()]])[0]
+    assert [token["id"] for token in data[-1]["top"]] == logits.argmax(-1).tolist()
+    best = logits.softmax(-1).max(-1).values.tolist()
+    assert [token["probability"] for token in data[-1]["top"]] == pytest.approx(best, abs=1e-6)
+    assert f">#{int(logits[-1].argmax())}</td>" in html.read_text()
+
+
 def test_the_table_of_one_head_is_its_map(capsys: pytest.CaptureFixture[str], llama: sc.Model) -> None:
     out = said(capsys, IDS, *LLAMA, "--layer", "-1", "--head", "2")
     weights = attention_maps(llama, [[int(i) for i in IDS.split()]], [1])["decoder.blocks.1.attn"][0, 2]
@@ -76,6 +88,10 @@ def test_every_family_has_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(vectors) == {"model", "tokens", "position", "attention", "residual"}
     t5 = found(capsys, IDS, "-m", str(TINY / "t5"), "--ids", "--target", "7 9", "--show", "cross-attention")
     assert len(t5["tokens"]) == 3
+    source = found(capsys, IDS, "-m", str(TINY / "t5"), "--ids", "--stack", "encoder")
+    assert [token["id"] for token in source["tokens"]] == [int(i) for i in IDS.split()]
+    assert set(source["attention"]) == {f"encoder.blocks.{i}.attn:weights" for i in range(2)}
+    assert sum(t["share"] for t in source["residual"]["terms"]) == pytest.approx(1.0, abs=1e-5)
     (first, *_) = t5["cross-attention"].values()
     assert torch.tensor(first).shape[1:] == (3, 6)
     torch.testing.assert_close(torch.tensor(first).sum(-1), torch.ones(len(first), 3), atol=1e-5, rtol=0)
@@ -92,6 +108,37 @@ def test_patching_and_what_it_restores(capsys: pytest.CaptureFixture[str], llama
     noisy = found(capsys, IDS, *LLAMA, "--noise", "1-2", "--metric", "probability", "--patch", "mlp")["patch"]
     assert noisy["metric"] == "probability"
     assert noisy["restored"][0][0] == pytest.approx(0.0, abs=1e-4)
+
+
+def test_patching_a_source(capsys: pytest.CaptureFixture[str]) -> None:
+    """One place by hand: the clean stream of source token 3 after encoder block 1, in the pass of the other source."""
+    words = ["-m", str(TINY / "t5"), "--ids", "--stack", "encoder", "--corrupted", "5 17 9 41 22 8"]
+    grid = found(capsys, IDS, *words, "--token", "#3", "--against", "#4")["patch"]
+    lm = sc.load(TINY / "t5")
+    net: Any = lm.net
+    clean, other, start = [5, 17, 9, 40, 22, 8], [5, 17, 9, 41, 22, 8], [[lm.start_id]]
+    kept: list[torch.Tensor] = []
+    hook = net.encoder.blocks[1].register_forward_hook(lambda _, __, out: kept.append(out))
+    lm.logits([clean], decoder_ids=start)
+    hook.remove()
+    hook = net.encoder.blocks[1].register_forward_hook(
+        lambda _, __, out: torch.cat((out[:, :3], kept[0][:, 3:4], out[:, 4:]), 1)
+    )
+    logits = lm.logits([other], decoder_ids=start)[0, -1]
+    hook.remove()
+    assert grid["values"][1][3] == pytest.approx(float(logits[3] - logits[4]), abs=1e-4)
+
+
+def test_neurons_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--ablate", "1.mlp:hidden[5,7]", "--ablate", "0.attn:mixed[2]", "--token", "#3", "--against", "#4"]
+    data = found(capsys, IDS, *LLAMA, *words)
+    cut = sc.load(TINY / "llama-gqa")
+    net: Any = cut.net
+    width = cut.card.attention.d_head
+    net.decoder.blocks[0].attn.o.weight[:, 2 * width : 3 * width] = 0
+    net.decoder.blocks[1].mlp.down.weight[:, [5, 7]] = 0
+    logits = cut.logits([[int(i) for i in IDS.split()]])[0, -1]
+    assert data["ablate"]["after"] == pytest.approx(float(logits[3] - logits[4]), abs=1e-4)
 
 
 def test_ablation_by_name(capsys: pytest.CaptureFixture[str], llama: sc.Model) -> None:
@@ -179,6 +226,8 @@ def test_points_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         ([IDS, *LLAMA, "--show", "points", "--show", "next"], "goes with no other view"),
         ([IDS, *LLAMA, "--show", "cross-attention"], "no cross-attention to show"),
         ([IDS, *LLAMA, "--target", "5"], "has no target"),
+        ([IDS, *LLAMA, "--stack", "encoder"], "no stack 'encoder'"),
+        ([IDS, "-m", str(TINY / "t5"), "--ids", "--stack", "encoder", "--show", "next"], "next is of the decoder"),
         ([IDS, "-m", str(TINY / "bert"), "--ids", "--show", "attribution"], "no sum over the stream"),
         ([IDS, "-m", str(TINY / "electra-discriminator"), "--ids", "--show", "next"], "logits of a vocabulary"),
         (["-m", str(TINY / "t5"), "--show", "induction"], "is an encoder-decoder"),

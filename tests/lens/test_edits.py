@@ -183,3 +183,13 @@ def test_edits_of_one_point_follow_each_other_and_captures_see_them() -> None:
     wanted[:, -1] += 1
     torch.testing.assert_close(found[at], wanted)
     assert torch.equal(capture(lm, ids, [at])[at], plain)
+
+
+def test_a_vector_at_one_token_of_a_head_point() -> None:
+    lm, ids = built(card()), tokens(6)
+    at = "decoder.blocks.1.attn:v_heads"
+    plain, ones = capture(lm, ids, [at])[at], torch.ones(8)
+    moved = capture(lm, ids, [at], edits=[add(at, ones, 0.5, positions=[4])])[at]
+    wanted = plain.clone()
+    wanted[:, :, 4] += 0.5
+    torch.testing.assert_close(moved, wanted)

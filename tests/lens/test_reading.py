@@ -151,6 +151,11 @@ def test_what_cannot_be_patched_is_said() -> None:
         patch_grid(lm, clean, tokens(5), Metric(3, 5))
     with pytest.raises(sc.ScantlingInputError, match="has no cross"):
         patch_grid(lm, clean, tokens(6, seed=2), Metric(3, 5), "cross")
+    labels = built(
+        card({**GPT2, "family": "encoder", "head": {"kind": "sequence", "n_labels": 3, "pool": "mean"}, "tied": False})
+    )
+    with pytest.raises(sc.ScantlingInputError, match="logits of a vocabulary"):
+        patch_grid(labels, clean, tokens(6, seed=2), Metric(1))
     with pytest.raises(sc.ScantlingInputError, match="compared with itself"):
         patch_grid(lm, clean, tokens(6, seed=2), Metric(3, 3))
     with pytest.raises(sc.ScantlingInputError, match="outside the vocabulary of 64"):
@@ -179,6 +184,7 @@ def test_temperatures_divide_the_logits() -> None:
         weights = (logits[found.ids] / temperature).exp()
         torch.testing.assert_close(row, weights / weights.sum(), atol=1e-6, rtol=1e-5)
     assert found.probabilities[0].tolist() == [1.0] + [0.0] * 63
+    assert next_tokens(lm, ids, temperatures=[1e-310], top=1).probabilities.tolist() == [[1.0]]
     assert found.entropies[0] == 0
     assert bool((found.entropies.diff() > 0).all())
     with pytest.raises(sc.ScantlingInputError, match="temperature is -1"):

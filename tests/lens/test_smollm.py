@@ -1,4 +1,4 @@
-"""Real weights: the sums, the heads that copy, and a direction, on SmolLM2-135M-Instruct. Each takes under a minute."""
+"""SmolLM2-135M-Instruct: its sums, its heads that copy, and a direction; the slow tests take 20 seconds each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from scantling.lens import (
 )
 from scantling.lens.attribution import matrix_of
 
-pytestmark = pytest.mark.slow
 LENGTH, ROWS = 30, 2
 
 
@@ -39,6 +38,7 @@ def test_the_terms_add_up_to_every_logit_at_every_token(smollm: Any) -> None:
     assert float((sums - smollm.logits(ids)).abs().max()) < 1e-4
 
 
+@pytest.mark.slow
 def test_heads_that_read_after_the_first_occurrence_carry_the_copying(smollm: Any) -> None:
     """The three best of 270 against three random others, ten draws; each head is replaced by its mean."""
     scores = head_scores(smollm, length=LENGTH, rows=ROWS, seed=0)
@@ -82,6 +82,7 @@ PROMPTS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_direction_of_praise_moves_good_against_bad(smollm: Any) -> None:
     """Log-odds of " good" over " bad" after ten prompts that the direction was not made of; a random vector does not.
 

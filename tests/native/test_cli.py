@@ -29,5 +29,5 @@ def test_the_packed_engine_writes_the_text_of_pytorch(capsys: pytest.CaptureFixt
 def test_a_card_without_a_compiled_pass_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     from tests.conftest import GOLDEN
 
-    assert _run(["generate", "x", "-m", str(GOLDEN / "tiny" / "gpt2"), "--engine", "packed"]) == 2
+    assert _run(["generate", "x", "-m", str(GOLDEN / "tiny" / "deepseek-v2"), "--engine", "packed"]) == 2
     assert "the compiled pass does not know" in capsys.readouterr().err

@@ -68,6 +68,33 @@ CHANGES: dict[str, dict[str, Any]] = {
         f"gated, {act}": {"mlp": {"kind": "gated", "act": act, "d_ff": 80}}
         for act in ("gelu", "gelu_tanh", "relu", "relu2", "quick_gelu")
     },
+    "odd widths": {
+        "d_model": 36,
+        "attention": ATTENTION | {"d_head": 6, "bias": ["q", "v"]},
+        "mlp": BASE["mlp"] | {"d_ff": 50, "bias": True},
+    },
+    "layer norms everywhere": {
+        "d_model": 40,
+        "norm": {"kind": "layernorm", "eps": 1e-5, "at": ["in", "res"]},
+        "attention": ATTENTION | {"qk_norm": {"kind": "layernorm", "eps": 1e-5}, "d_head": 10},
+    },
+    "norms after the sum": {"norm": {"kind": "rmsnorm", "eps": 1e-5, "at": ["out"]}},
+    "learned": {"position": {"kind": "learned"}},
+    "penalties": {"position": {"kind": "alibi"}},
+    "parallel": {"residual": {"parallel": True}},
+    "experts": {
+        "mlp": {"kind": "moe", "n_experts": 5, "top_k": 3, "expert": {"kind": "gated", "act": "silu", "d_ff": 40}}
+    },
+    "plain experts, sigmoids": {
+        "mlp": {
+            "kind": "moe",
+            "n_experts": 20,
+            "top_k": 2,
+            "scores": "sigmoid",
+            "normalize": False,
+            "expert": {"kind": "plain", "act": "relu", "d_ff": 24, "bias": True},
+        }
+    },
     "plain": {"mlp": {"kind": "plain", "act": "gelu", "d_ff": 112, "bias": True}},
 }
 CARDS = {name: from_dict({**BASE, **changes}, name) for name, changes in CHANGES.items()}
@@ -181,6 +208,21 @@ def test_rows_of_several_sequences_share_a_pass() -> None:
         assert np.array_equal(np.stack(found[slot]), alone[slot].numpy())
 
 
+@pytest.mark.parametrize("width", ["stored", "bf16", "q8_0", "q4_1"])
+@pytest.mark.parametrize("heads", [(4, 1), (6, 2), (4, 2), (3, 3)])
+def test_the_number_of_rows_changes_no_bit(width: str, heads: tuple[int, int]) -> None:
+    """A prompt in passes of 32 rows and token by token, with heads in groups of 4, 3, 2 and 1."""
+    attention = ATTENTION | {"n_heads": heads[0], "n_kv_heads": heads[1], "d_head": 32, "window": 20}
+    sizes = {"d_model": 64, "vocab_size": 96, "mlp": BASE["mlp"] | {"d_ff": 96}, "attention": attention}
+    card = from_dict({**BASE, **sizes}, "rows")
+    net, ids = strong(card), ids_of(card, 45)
+    for quantised in {False, bool(library.library().sc_integer_dot())}:
+        native = decoder(card, net, width, quantised=quantised)
+        together = all_logits(native, ids, (32,))
+        assert torch.equal(all_logits(native, ids, tuple(range(1, 45))), together)
+        assert torch.equal(all_logits(native, ids, (6, 19, 40)), together)
+
+
 @pytest.mark.parametrize("threads", [1, 3, 5])
 def test_the_number_of_threads_changes_no_bit(threads: int) -> None:
     card = CARDS["llama"]
@@ -231,12 +273,14 @@ def test_real_weights_keep_their_blocks(smollm: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"norm": {"kind": "layernorm", "eps": 1e-5}}, "it ends in an RMSNorm"),
-        ({"norm": {"kind": "rmsnorm", "eps": 1e-5, "at": ["in", "res"]}}, "each sublayer has one RMSNorm before it"),
-        ({"position": {"kind": "learned"}}, "begin with the token table alone"),
-        ({"attention": ATTENTION | {"d_head": 24}}, "d_head is a multiple of 16"),
-        ({"mlp": {"kind": "moe", "n_experts": 2, "top_k": 1, "expert": BASE["mlp"]}}, "it has no MoE"),
-        ({"residual": {"parallel": True}}, "one after the other"),
+        ({"position": {"kind": "sinusoidal"}}, "it has no positions of kind Sinusoidal"),
+        ({"attention": ATTENTION | {"chunk": 8}}, "attention is causal, with or without a window"),
+        ({"attention": ATTENTION | {"d_head": 272}}, "heads have up to 256 channels"),
+        (
+            {"mlp": {"kind": "moe", "n_experts": 2, "top_k": 1, "expert": BASE["mlp"], "shared": BASE["mlp"]}},
+            "none is shared",
+        ),
+        ({"pattern": [{}, {"attention": {"n_kv_heads": 4}}]}, "heads of one size and number"),
     ],
 )
 def test_what_it_cannot_run_is_said(changes: dict[str, Any], message: str) -> None:
@@ -262,8 +306,13 @@ def test_nothing_out_of_range_is_run(given: Any, message: str) -> None:
         native.run(*given, [True] * len(given[0]))
 
 
-def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """A pass that was made before is enough; in an empty cache folder it is missing."""
+    library.library()
     monkeypatch.setenv("CXX", "no-such-compiler")
+    assert library.missing() is None
+    library.library.__wrapped__()
+    monkeypatch.setenv("SCANTLING_CACHE", str(tmp_path))
     assert "no C++ compiler" in str(library.missing())
     with pytest.raises(sc.ScantlingInputError, match="everything runs through PyTorch, slower"):
         library.library.__wrapped__()

@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import scantling as sc
+from scantling.cards import to_yaml
 from scantling.cli.main import _run
 from scantling.train.checkpoints import steps
 from scantling.train.watch import read_metrics
@@ -110,13 +112,26 @@ BAD = {
     "no sign": (["--set", "steps"], "a key and its value are needed"),
     "a kind": (["--optimizer", "adam"], "training.optimizer.kind is 'adam'; allowed: adamw"),
     "steps": (["--steps", "0"], "training.steps is 0"),
-    "the 8-bit optimizer": (["--optimizer", "adamw-8bit"], "no optimizer 'adamw-8bit' to train with"),
     "rows": (["--tokens", "9999"], "rows of 9999 tokens are longer than the context of tiny, 256"),
+    "no such tokenizer": (
+        ["--tokenizer", "nowhere.model"],
+        "nowhere.model: no such file or folder to read a tokenizer",
+    ),
+    "a stage without an end": (
+        ["--set", "curriculum=[{tokens: 8, until: 1.5}]"],
+        "training.curriculum[0].until is 1.5",
+    ),
+    "a stage longer than the context": (
+        ["--set", "curriculum=[{tokens: 300, until: 0.5}]"],
+        "rows of 300 tokens are longer than the context of tiny, 256",
+    ),
     "a missing file": (["--data", "nowhere.txt"], "nowhere.txt"),
     "nothing to go on from": (["--resume", "--out", "new"], "new: has no checkpoint to go on from"),
     "a device": (["--device", "tpu"], "no device 'tpu' on this machine"),
     "warm-up": (["--set", "schedule.warmup=50", "--steps", "20"], "take more updates than the 20"),
     "an objective of another family": (["--objective", "seq2seq"], "seq2seq"),
+    "a tracker that is not installed": (["--track", "trackio"], "trackio is needed to track a run with trackio and"),
+    "whole words": (["--set", "whole_words=true"], "training.whole_words goes with the objective masked, not with"),
     "adapters": (["--set", "lora={targets: [attn]}"], "no linear map of the blocks is named 'attn'"),
 }
 
@@ -140,6 +155,78 @@ def test_bad_text_gets_one_sentence(
     Path("bad.txt").write_bytes(content)
     assert _run(["train", "tiny", "--tokenizer", "bytes", "--data", "bad.txt"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_bytes_that_are_no_text_can_be_replaced(texts: Path) -> None:
+    """The option that the refusal names."""
+    Path("bad.txt").write_bytes(b"caf\xe9 au lait " * 50)
+    command = ["train", "tiny", "--tokenizer", "bytes", "--data", "bad.txt", *QUICK[:6]]
+    assert _run([*command, "--encoding-errors", "replace"]) == 0
+
+
+def test_a_context_curriculum_is_one_line_of_the_card(texts: Path) -> None:
+    """Rows of 16 tokens for the first half of the updates, then of 64; the held-out loss is below that of a guess."""
+    card = to_yaml(sc.card("tiny")).partition("training:")[0] + (
+        "training:\n"
+        "  curriculum: [{tokens: 16, until: 0.5}]\n"
+        "  tokens: 64\n  batch: 2\n  steps: 20\n  boundary: concatenated\n  optimizer: {lr: 0.01}\n"
+    )
+    Path("grows.yaml").write_text(card)
+    assert _run(["train", "grows.yaml", "--data", str(texts), "--tokenizer", "bytes", "--out", "grown"]) == 0
+    records = read_metrics(Path("grown"))
+    assert [r["tokens"] for r in records if r["kind"] == "step"] == [2 * 16] * 10 + [2 * 64] * 10
+    (held,) = [r["loss"] for r in records if r["kind"] == "evaluation"]
+    assert held < 4.0
+
+
+def test_conversations_are_learned_by_a_new_model(texts: Path) -> None:
+    """A tokenizer that is made for them has a template that marks the assistant's words."""
+    lines = []
+    for n in range(12):
+        turns = [{"role": "user", "content": f"What is {n}?"}, {"role": "assistant", "content": f"{n} is {n}."}]
+        lines.append(json.dumps({"messages": turns}))
+    Path("chats.jsonl").write_text("\n".join(lines))
+    command = ["train", "tiny", "--data", "chats.jsonl", "--kind", "chat", "--tokenizer", "bytes", *QUICK]
+    assert _run([*command, "--tokens", "64"]) == 0
+    judged = [r["tokens"] for r in read_metrics(Path("runs/tiny")) if r["kind"] == "step"]
+    # "n is n." and its end are 8 to 11 bytes of a conversation of about 60.
+    assert all(0 < tokens < 64 for tokens in judged)
+
+
+def test_a_damaged_record_of_a_run_is_named_and_kept(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun = ["train", "tiny", "--data", str(texts), *QUICK, "--tokenizer", "bytes", "--out", "run"]
+    assert _run(begun) == 0
+    metrics = Path("run/metrics.jsonl")
+    damaged = metrics.read_text().replace('"kind": "saved"', '"kind": saved', 1)
+    metrics.write_text(damaged)
+    assert _run(["train", "tiny", "--resume", "--out", "run", "--steps", "6"]) == 2
+    assert "is no record of a run; move the file away" in capsys.readouterr().err
+    assert metrics.read_text() == damaged
+
+
+def test_a_full_disk_is_said_where_it_is_met(
+    texts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's own files first, then the lines of its updates; neither is taken for standard output."""
+    begun = ["train", "tiny", "--data", str(texts), *QUICK, "--tokenizer", "bytes", "--out", "run"]
+    Path("run").mkdir()
+    Path("run/.data.json.part").symlink_to("/dev/full")
+    assert _run(begun) == 2
+    assert "error: run/data.json: cannot be written: No space left on device" in capsys.readouterr().err
+    Path("run/.data.json.part").unlink()
+    from scantling.train.watch import Metrics
+
+    whole = Metrics._begin
+
+    def full(metrics: Metrics, *given: Any) -> None:
+        whole(metrics, *given)
+        metrics._file.close()
+        metrics._file = open("/dev/full", "a")  # noqa: SIM115
+
+    monkeypatch.setattr(Metrics, "_begin", full)
+    assert _run(begun) == 2
+    wanted = "error: run/metrics.jsonl: cannot be written: No space left on device; the run ends"
+    assert wanted in capsys.readouterr().err
 
 
 def test_a_second_signal_ends_the_process_at_once(texts: Path) -> None:

@@ -17,7 +17,8 @@ from tests.train.trigram import Trigram, texts_of
 import scantling as sc
 from scantling.cards.read import from_dict
 from scantling.cli.main import _run
-from scantling.data import Corpus, Sources, byte_tokenizer, prepare
+from scantling.data import Corpus, MaskedLM, Sources, byte_tokenizer, prepare
+from scantling.train.settings import objective
 from scantling.train.watch import read_metrics
 
 ENCODER: dict[str, Any] = {
@@ -70,6 +71,14 @@ def test_masked_words_are_found_from_both_sides(tmp_path: Path) -> None:
     summary = go(sc.new(from_dict(ENCODER, "encoder")), data, plan, tmp_path)
     assert summary.loss < 0.5 * unigram(data)
     assert summary.bits_per_byte is None
+
+
+def test_words_are_masked_whole_where_the_card_says_so() -> None:
+    lm = sc.new(from_dict(ENCODER, "encoder"))
+    assert objective(lm, settings(objective="masked", whole_words=True)) == MaskedLM(whole_words=True)
+    assert objective(lm, settings(objective="masked")) == MaskedLM()
+    with pytest.raises(sc.ScantlingInputError, match="whole_words goes with the objective masked, not with causal"):
+        objective(lm, settings(objective="causal", whole_words=True))
 
 
 def test_a_prefix_is_read_both_ways_and_the_rest_is_learned(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from tests.train.test_step import MOE
 import scantling as sc
 from scantling.cards.read import from_dict
 from scantling.cards.schema import Dropout
-from scantling.cards.training import Parallel
+from scantling.cards.training import Parallel, Training
+from scantling.cli.main import _run
 from scantling.errors import ScantlingInputError
 from scantling.numbers.parallel.assumptions import RESERVED
 from scantling.train import division, fits, tensor_ranks
@@ -118,6 +120,7 @@ def test_rows_of_a_pass_divide_those_of_an_update(batch: int, accumulation: int,
         ({"compile": True, "batch": 2}, "training.compile"),
         ({"lora": {"rank": 2}, "batch": 2}, "adapters are not trained by sharded or tensor ranks"),
         ({"optimizer__kind": "muon", "batch": 2}, "muon needs whole matrices"),
+        ({"optimizer__kind": "adamw-8bit", "batch": 2}, "the blocks of 8-bit moments are not divided by sharded or"),
     ],
 )
 def test_settings_that_do_not_go_together(changes: dict[str, Any], why: str) -> None:
@@ -133,6 +136,9 @@ def test_a_layout_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) 
     state = (found.weights, found.gradients, found.optimizer)
     assert state == (lm.parts.params, lm.parts.params, 2 * lm.parts.params)
     assert fits.predicted(lm, settings(batch=4, optimizer__kind="sgd"), Ranks(4)).optimizer == lm.parts.params
+    eight = settings(batch=4, optimizer__kind="adamw-8bit", parallel__replicated=4)
+    # Every rank has all of it: two moments of a byte each.
+    assert fits.predicted(lm, eight, Ranks(4, replicated=True)).optimizer == 2 * lm.parts.params
     needed = found.total - RESERVED
     monkeypatch.setattr(fits, "memory", lambda place: needed)
     fits.check(lm, plan, Ranks(4))
@@ -152,3 +158,20 @@ def test_the_memory_of_a_machine_is_shared_by_its_ranks(monkeypatch: pytest.Monk
 def test_the_settings_of_a_card_may_say_how_ranks_share() -> None:
     card = from_dict({**LLAMA, "training": {"parallel": {"sharded": 2, "tensor": 2}}}, "card")
     assert card.training.parallel == Parallel(sharded=2, tensor=2)  # type: ignore[union-attr]
+
+
+def test_the_command_looks_at_the_memory_unless_told_not_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(lm: sc.Model, plan: Training, ranks: Ranks) -> None:
+        raise ScantlingInputError(f"the plan predicts more than {ranks.size} rank has")
+
+    monkeypatch.setattr(fits, "check", refuse)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for i in range(4):
+        (tmp_path / f"{i}.txt").write_text(f"Text {i} says {i * 7}.\n" * (9 + i))
+    asked = ["train", "tiny", "--tokenizer", "bytes", "--steps", "1", "--batch", "2", "--tokens", "16"]
+    asked += ["--out", str(tmp_path / "run"), *(f"--data={tmp_path / f'{i}.txt'}" for i in range(4))]
+    assert _run(asked) == 2
+    assert "error: the plan predicts more than 1 rank has" in capsys.readouterr().err
+    assert _run([*asked, "--over-memory"]) == 0

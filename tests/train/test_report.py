@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,7 +16,8 @@ from tests.train.test_run import fresh, go, model, settings
 
 from scantling.data import Corpus, byte_tokenizer
 from scantling.train.report import accounts, write_report
-from scantling.train.watch import TensorBoard, read_metrics
+from scantling.train.sinks import Spare, TensorBoard, Tracker
+from scantling.train.watch import read_metrics
 
 
 def test_the_account_is_predicted_and_counted_alike(corpus: Corpus, tmp_path: Path) -> None:
@@ -83,14 +86,76 @@ def test_tensorboard_reads_the_numbers(tmp_path: Path) -> None:
 
 def test_a_full_disk_ends_tensorboard_and_not_the_run(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    board, calls = TensorBoard(tmp_path), list[Any]()
+    board, calls, said = TensorBoard(tmp_path), list[Any](), list[str]()
+    spare = Spare("tensorboard", lambda: board, said.append)
 
     def full(*given: Any) -> None:
         calls.append(given)
         raise OSError(28, "No space left on device")
 
     board._writer.add_scalar = full
-    board.record({"kind": "step", "step": 1, "loss": 1.0})
-    board.record({"kind": "step", "step": 2, "loss": 1.0})
+    spare.record({"kind": "step", "step": 1, "loss": 1.0})
+    spare.record({"kind": "step", "step": 2, "loss": 1.0})
+    spare.close()
     board.close()
     assert calls == [("step/loss", 1.0, 1)]
+    assert said == [
+        "tensorboard is not written from here on (No space left on device); the run goes on, and metrics.jsonl has all "
+        "of it"
+    ]
+
+
+def test_a_sink_that_cannot_begin_is_said_once_and_one_that_cannot_end() -> None:
+    said: list[str] = []
+
+    class Ends:
+        def record(self, record: Any) -> None:
+            return
+
+        def close(self) -> None:
+            raise RuntimeError("no network")
+
+    def nothing() -> Ends:
+        raise OSError(28, "No space left on device")
+
+    for make in (nothing, Ends):
+        spare = Spare("it", make, said.append)
+        spare.record({"kind": "step", "step": 1})
+        spare.close()
+        spare.close()
+    assert [text.split(";")[0] for text in said] == [
+        "it is not written from here on (No space left on device)",
+        "it is not written from here on (no network)",
+    ]
+
+
+@pytest.mark.parametrize("library", ["wandb", "trackio"])
+def test_trackers_get_the_numbers_of_updates(
+    library: str,
+    tmp_path: Path,
+    corpus: Corpus,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The calls that both libraries document: init, log with a step, finish; what they print is no result."""
+    calls: list[tuple[str, dict[str, Any]]] = []
+    fake: Any = ModuleType(library)
+    for name in ("init", "log", "finish"):
+
+        def call(*given: Any, _name: str = name, **more: Any) -> None:
+            print("a greeting")
+            calls.append((_name, {"given": given, **more}))
+
+        setattr(fake, name, call)
+    monkeypatch.setitem(sys.modules, library, fake)
+    run = tmp_path / "run"
+    tracker = Tracker(library, run, "small", {"steps": 2})
+    go(model(), corpus, settings(steps=2), run, tracker)
+    tracker.close()
+    more = {"dir": str(run)} if library == "wandb" else {}
+    assert calls[0] == ("init", {"given": (), "project": "small", "name": "run", "config": {"steps": 2}, **more})
+    assert calls[-1] == ("finish", {"given": ()})
+    losses = [(c["step"], c["given"][0]["step/loss"]) for _, c in calls[1:-1] if "step/loss" in c["given"][0]]
+    assert losses == [(r["step"], r["loss"]) for r in read_metrics(run) if r["kind"] == "step"]
+    assert any("evaluation/loss" in c["given"][0] for _, c in calls[1:-1])
+    assert capsys.readouterr().out == ""

@@ -99,6 +99,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "copies": {"precision": "bf16-master", "optimizer.kind": "muon"},
     "bfloat16": {"precision": "bf16", "boundary": "concatenated"},
     "curriculum": {"curriculum": [{"tokens": 16, "until": 0.3}, {"tokens": 32, "until": 0.8}], "ema": 0.9},
+    "eight bits": {"optimizer.kind": "adamw-8bit", "precision": "bf16"},
     "padded": {"boundary": "padded", "optimizer.kind": "sgd", "z_loss": 1e-4, "label_smoothing": 0.1},
 }
 
@@ -294,6 +295,11 @@ def test_the_mean_of_the_weights_is_evaluated_and_kept(corpus: Corpus, tmp_path:
 
     means = load_file(summary.folder / "training" / "optimizer.safetensors")
     torch.testing.assert_close(means["ema/embed.weight"], start["embed.weight"], atol=1e-4, rtol=0)
+    saved = sc.load(summary.folder / "ema")
+    assert torch.equal(saved.net.get_parameter("embed.weight"), means["ema/embed.weight"])
+    assert isinstance(saved.generate("import", max_new_tokens=2), str)
+    assert torch.equal(sc.load(summary.folder).net.get_parameter("embed.weight"), weight)
+    assert checkpoints.fault_of(summary.folder) is None
 
 
 def test_a_full_disk_ends_the_run_and_keeps_what_was_saved(

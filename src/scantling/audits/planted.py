@@ -6,6 +6,7 @@ not tuned to them. Each fault is a word; `FAULTS` says what it does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -110,12 +111,17 @@ class Shape:
 
 @dataclass
 class Store:
-    """What a decoder keeps between pieces: per block keys and values, and the mask of what is kept."""
+    """What a decoder keeps between pieces: per block keys and values, and the mask of what is kept.
+
+    Attributes:
+        how: what is made of new keys and values before they are kept; None: nothing.
+    """
 
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
     mask: Tensor | None = None
     length: int = 0
+    how: Callable[[Tensor], Tensor] | None = None
 
 
 class Block(nn.Module):

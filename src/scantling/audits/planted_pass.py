@@ -198,6 +198,8 @@ class Pass:
         """Keys and values behind those of the cache."""
         if self.store is None or self.encodes:
             return k, v
+        if self.store.how is not None:
+            k, v = self.store.how(k), self.store.how(v)
         if self.past:
             k = torch.cat([self.store.keys[block], k], 2)
             v = torch.cat([self.store.values[block], v], 2)
@@ -242,3 +244,9 @@ class Pass:
             real = self.mask.to(x.dtype)
             x = x + x.mean(1, keepdim=True) * (1 - real.mean(-1))[:, None, None]
         return x
+
+
+def steps_of(x: Tensor, bits: int) -> Tensor:
+    """The step of each vector (..., D) in so many bits: its largest size over the largest whole number."""
+    largest = x.abs().amax(-1, keepdim=True).clamp(min=1e-30)
+    return largest / float(2 ** (bits - 1) - 1)

@@ -75,11 +75,11 @@ def in_training(net: Tiny) -> Run:
     return run
 
 
-def cached(net: Tiny) -> Cached:
-    """Pieces over one cache."""
+def cached(net: Tiny, how: Callable[[Tensor], Tensor] | None = None) -> Cached:
+    """Pieces over one cache, which keeps what `how` makes of keys and values."""
 
     def run(feed: Feed, pieces: Sequence[int]) -> Tensor:
-        store, outs, start = Store(), [], 0
+        store, outs, start = Store(how=how), [], 0
         for tokens in pieces:
             cut = slice(start, start + tokens)
             part = replace(

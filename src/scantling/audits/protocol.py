@@ -103,6 +103,20 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class Narrow:
+    """A cache that keeps vectors in few bits.
+
+    Attributes:
+        run: decoding over it.
+        moved: decoding over a cache whose vectors are moved at random by as much as those bits round them.
+    """
+
+    run: Cached
+    moved: Cached
+    bits: float
+
+
+@dataclass(frozen=True)
 class Abilities:
     """What a subject can do besides ids -> logits. What is absent makes probes answer "could not run", never "clean".
 
@@ -115,6 +129,7 @@ class Abilities:
         packed: ways to run rows of several documents.
         cached: ways to decode over a cache.
         stepped: the same, of ways that take a prompt in one piece and then single tokens.
+        kept: caches in fewer bits.
         cast: the same weights in another dtype.
         loss: its own.
         packed_loss: the same of rows with documents.
@@ -137,6 +152,7 @@ class Abilities:
     packed: Mapping[str, Run] = field(default_factory=dict)
     cached: Mapping[str, Cached] = field(default_factory=dict)
     stepped: Mapping[str, Cached] = field(default_factory=dict)
+    kept: Mapping[str, Narrow] = field(default_factory=dict)
     cast: Callable[[str], Subject] | None = None
     loss: Loss | None = None
     packed_loss: Loss | None = None

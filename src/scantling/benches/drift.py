@@ -18,7 +18,8 @@ from torch import Tensor
 
 from scantling.errors import ScantlingError, ScantlingInputError, need
 from scantling.generate.keeping import Keeping
-from scantling.generate.session import Session, begin, known_tokens
+from scantling.generate.room import known_tokens
+from scantling.generate.session import Session, begin
 from scantling.parts.heads import Head
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from scantling.generate.embed import vectors
 from scantling.generate.engine import Options
 from scantling.generate.keeping import Keeping
 from scantling.generate.request import Request
-from scantling.generate.session import begin, known_tokens
+from scantling.generate.room import known_tokens
+from scantling.generate.session import begin
 
 if TYPE_CHECKING:
     from scantling.model import Model

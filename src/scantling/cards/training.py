@@ -13,8 +13,8 @@ class Optimizer(Section):
     """The optimiser.
 
     Attributes:
-        kind: adamw; muon for the matrices of the blocks with adamw for the rest; sgd with Nesterov momentum.
-            adamw-8bit is counted by `memory` and not trained with.
+        kind: adamw; adamw-8bit, whose moments are held in 8 bits; muon for the matrices of the blocks with adamw for
+            the rest; sgd with Nesterov momentum.
         lr: the peak rate.
         momentum: of muon and sgd.
         decay_embeddings: whether tables decay like matrices; gains and shifts never do.
@@ -141,8 +141,12 @@ class Training(Section):
         label_smoothing: share of each target that is spread over the vocabulary.
         z_loss: factor on the square of the log of the softmax's sum.
         router_balance, router_z: factors on the losses of routers (Switch Transformer, ST-MoE); experts only.
+        router_shift: how far the stored shift of an expert's score moves after an update, up where it was chosen too
+            seldom and down where too often (DeepSeek V3); of cards with mlp.selection_bias only, and not with adapters.
+        whole_words: all pieces of a word are masked together; of the objective masked only.
         lora: adapters are trained instead of the weights, and saved merged and by themselves; default not.
-        ema: decay of a mean of the weights that is evaluated and saved beside them; default none.
+        ema: decay of a mean of the weights, which is evaluated, and saved as a model in the folder `ema` of each
+            checkpoint; default none.
         seed: of the initial weights, the order of the data and dropout, each by its own stream.
         save_every: updates between two checkpoints; 0 is only at the end.
         keep: newest checkpoints that stay; the best one stays, too.
@@ -166,6 +170,8 @@ class Training(Section):
     z_loss: Amount = 0.0
     router_balance: Amount = 0.01
     router_z: Amount = 0.0
+    router_shift: Amount = 0.001
+    whole_words: bool = False
     lora: Lora | None = None
     ema: Chance | None = None
     seed: Count = 0

@@ -186,7 +186,7 @@ def _carried(wanted: _Carried) -> Path:
 def _fetch(repo: str, revision: str | None, weights: bool) -> Path:
     """The local folder of a hub repository, one revision for all its files."""
     hub = need("huggingface_hub", f"fetch {repo!r} from the hub")
-    patterns = ["*.json", "*.jinja", *(["*.safetensors", "tokenizer.model"] if weights else [])]
+    patterns = ["*.json", "*.jinja", *(["*.safetensors", "tokenizer.model", "spiece.model"] if weights else [])]
     try:
         return Path(hub.snapshot_download(repo, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the library raises some twenty unrelated types

@@ -104,12 +104,24 @@ def _header_bytes(path: Place, file: BinaryIO, size: int, limit: int) -> bytes:
     return raw
 
 
+def _plain_entry(text: JsonReader, name: str, data_start: int) -> TensorInfo | None:
+    """The entry if it is spelled as the library does and true; None leaves it unread."""
+    plain = _PLAIN_ENTRY.match(text.text, text.pos)
+    if plain is None or plain[1] not in DTYPES:
+        return None
+    shape, begin, end = tuple(map(int, plain[2].split(","))) if plain[2] else (), int(plain[3]), int(plain[4])
+    dtype = DTYPES[plain[1]]
+    nbytes = prod(shape) * DTYPE_BYTES[dtype]
+    # Sizes whose bytes end below 2^63 are below it, too, unless one of them is 0.
+    if end - begin != nbytes or not natural(end) or not (nbytes or all(map(natural, shape))):
+        return None
+    text.pos = plain.end()
+    return TensorInfo(name, dtype, shape, text.path, data_start + begin, nbytes)
+
+
 def _fields(text: JsonReader, where: str) -> tuple[object, object, object]:
     """dtype, shape and data_offsets as they stand."""
     at = text.pos
-    if plain := _PLAIN_ENTRY.match(text.text, at):
-        text.pos = plain.end()
-        return plain[1], [int(size) for size in plain[2].split(",") if size], [int(plain[3]), int(plain[4])]
     entry = text.small(f"the entry of {where}", _ENTRY_CHARS)
     if not isinstance(entry, dict) or entry.keys() != set(_FIELDS):
         _fail_fields(text, where, entry, at)
@@ -117,9 +129,9 @@ def _fields(text: JsonReader, where: str) -> tuple[object, object, object]:
 
 
 def _entry(text: JsonReader, name: str, data_start: int) -> TensorInfo:
-    where = f"tensor {shown(name)}"
-    text.peek()
-    at = text.pos
+    if (plain := _plain_entry(text, name, data_start)) is not None:
+        return plain
+    where, at = f"tensor {shown(name)}", text.pos
     code, shape, offsets = _fields(text, where)
     if not isinstance(code, str) or code not in DTYPES:
         hint = nearest(code, DTYPES) if isinstance(code, str) else ""
@@ -160,18 +172,23 @@ def _check_coverage(path: Place, tensors: Iterable[TensorInfo], data_start: int,
                 f"tensor {shown(last.name)} ends at byte {last.start + last.nbytes} but the file has {size} bytes: "
                 f"{missing} bytes are missing, so download it again",
             )
-    expected, before = data_start, "the header"
+    expected, before = data_start, None
     for info in ordered:
         if info.start != expected:
             fault = "overlaps" if info.start < expected else "leaves a gap after"
             refuse(
                 path,
-                f"tensor {shown(info.name)} starts at byte {info.start} and {fault} {before}, which ends at byte "
-                f"{expected}; tensors must follow each other without gap or overlap",
+                f"tensor {shown(info.name)} starts at byte {info.start} and {fault} {_named(before)}, which ends at "
+                f"byte {expected}; tensors must follow each other without gap or overlap",
             )
-        expected, before = info.start + info.nbytes, f"tensor {shown(info.name)}"
+        expected, before = info.start + info.nbytes, info
     if expected != size:
-        refuse(path, f"{size - expected} bytes follow byte {expected}, where {before} ends and the file should end")
+        said = f"{size - expected} bytes follow byte {expected}, where {_named(before)} ends"
+        refuse(path, f"{said} and the file should end")
+
+
+def _named(info: TensorInfo | None) -> str:
+    return "the header" if info is None else f"tensor {shown(info.name)}"
 
 
 def _refuse_pickle(path: Place) -> None:

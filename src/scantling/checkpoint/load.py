@@ -15,7 +15,7 @@ from scantling.checkpoint.families.gguf import architecture, card_of_gguf
 from scantling.checkpoint.families.gguf.rope import BESIDE
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.find import Found, config_path
-from scantling.checkpoint.gguf import read_gguf
+from scantling.checkpoint.gguf import GGUFHeader, read_gguf
 from scantling.checkpoint.gguf_values import dequantise
 from scantling.checkpoint.header import TensorInfo
 from scantling.checkpoint.hf_config import beyond, end_ids, labels, read_config, start_id
@@ -107,13 +107,29 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
     )
 
 
-def load_gguf(found: Found, weights_of: Weights, dtype: str | None) -> Loaded:
-    """Read a GGUF file, its blocks dequantised to float32 (or `dtype`).
+@dataclass(frozen=True)
+class Described:
+    """A GGUF file whose header describes a whole model.
+
+    Attributes:
+        names: of its tensors in the file, by their usual ones.
+        note: how they are stored.
+    """
+
+    header: GGUFHeader
+    card: Card
+    weights: Shapes
+    table: list[Link]
+    names: Mapping[str, str]
+    note: str
+
+
+def describe_gguf(found: Found, weights_of: Weights) -> Described:
+    """Read the header of a GGUF file and hold it against the model that it names.
 
     Raises:
         ScantlingInputError: the file is malformed or its tensors contradict its metadata.
     """
-    torch = need("torch", "load weights")
     header = read_gguf(found.path)
     where = str(found.path)
     card = card_of_gguf(header.metadata, header.tensors, where)
@@ -123,11 +139,22 @@ def load_gguf(found: Found, weights_of: Weights, dtype: str | None) -> Loaded:
     names, extra = match(shapes, foreign_shapes(table, weights), "", (), where)
     if extra := [name for name in extra if name not in BESIDE]:
         raise ScantlingInputError(f"{where}: tensor {extra[0]!r} is not part of the model that the metadata describes")
-    target = getattr(torch, dtype or "float32")
-    read = lambda name: torch.from_numpy(dequantise(header.tensors[names[name]]))  # noqa: E731
     kinds = Counter(tensor.kind for tensor in header.tensors.values())
     note = "stored as " + ", ".join(f"{kind} ({n} tensors)" for kind, n in kinds.most_common())
-    return Loaded(card, _translate(table, weights, read, target), (note,))
+    return Described(header, card, weights, table, names, note)
+
+
+def load_gguf(found: Found, weights_of: Weights, dtype: str | None) -> Loaded:
+    """Read a GGUF file, its blocks dequantised to float32 (or `dtype`).
+
+    Raises:
+        ScantlingInputError: the file is malformed or its tensors contradict its metadata.
+    """
+    torch = need("torch", "load weights")
+    file = describe_gguf(found, weights_of)
+    target = getattr(torch, dtype or "float32")
+    read = lambda name: torch.from_numpy(dequantise(file.header.tensors[file.names[name]]))  # noqa: E731
+    return Loaded(file.card, _translate(file.table, file.weights, read, target), (file.note,))
 
 
 def _translate(

@@ -34,10 +34,15 @@ class Matched:
     misshapen: list[str] = field(default_factory=list)
 
 
+def wrapper_of(name: str) -> str:
+    """The wrapper that a name begins with; there is one."""
+    return next(wrapper for wrapper in WRAPPERS if name.startswith(wrapper))
+
+
 def bare(name: str, renamed: Sequence[tuple[str, str]] = ()) -> str:
     """A file's name without wrappers, and where the family has two names for it, the one of its table."""
-    while wrapper := next((w for w in WRAPPERS if name.startswith(w)), None):
-        name = name[len(wrapper) :]
+    while name.startswith(WRAPPERS):
+        name = name[len(wrapper_of(name)) :]
     for pattern, replacement in renamed:
         name = re.sub(pattern, replacement, name)
     return name

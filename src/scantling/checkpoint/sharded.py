@@ -113,13 +113,12 @@ class Shards:
     @property
     def copies(self) -> list[tuple[str, str]]:
         """Tensors and shards that hold them although the one that the index names holds them too."""
-        return [(name, shard) for name, shard in self._stored() if self._named(name) not in (None, shard)]
+        elsewhere = ((name, shard, self.weight_map.get(name, shard)) for name, shard in self._stored())
+        return [(name, shard) for name, shard, said in elsewhere if said != shard and self._holds(said, name)]
 
-    def _named(self, name: str) -> str | None:
-        """The shard that the index names, if the tensor is in it."""
-        shard = self.weight_map.get(name)
-        header = None if shard is None else self.headers.get(shard)
-        return shard if header is not None and name in header.tensors else None
+    def _holds(self, shard: str, name: str) -> bool:
+        header = self.headers.get(shard)
+        return header is not None and name in header.tensors
 
     def _stored(self) -> Iterator[tuple[str, str]]:
         return ((name, shard) for shard, header in self.headers.items() for name in header.tensors)

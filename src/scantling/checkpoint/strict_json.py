@@ -10,7 +10,9 @@ from typing import NoReturn
 from scantling.checkpoint.files import Place, refuse, shown
 
 _SPACE = re.compile(r"[ \t\n\r]*")
-_PLAIN_STRING = re.compile(r'"([^"\\\x00-\x1f]*)"')
+_PLAIN_STRING = re.compile(r'[ \t\n\r]*"([^"\\\x00-\x1f]*)"')
+_PLAIN_KEY = re.compile(r'[ \t\n\r]*"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*')
+_COMMA = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
 
 
 def natural(value: object) -> bool:
@@ -67,26 +69,27 @@ class JsonReader:
         seen: set[str] = set()
         char = self.peek()
         while char != "}":
-            at = self.pos
-            key = self.string(f"a {noun} in {where}")
+            at, plain = self.pos, _PLAIN_KEY.match(self.text, self.pos)
+            key = plain[1] if plain else self.string(f"a {noun} in {where}")
             if key in seen:
                 self.fail(f"duplicate {noun} {shown(key)} in {where}; each may appear once", at)
             seen.add(key)
-            if self.peek() != ":":
+            if plain:
+                self.pos = plain.end()
+            elif self.peek() != ":":
                 self.fail(f"{noun} {shown(key)} in {where} needs a ':' after it")
-            self.pos += 1
-            yield key
-            char = self.peek()
-            if char == ",":
+            else:
                 self.pos += 1
                 self.peek()
-            elif char != "}":
+            yield key
+            if comma := _COMMA.match(self.text, self.pos):
+                char, self.pos = ",", comma.end()
+            elif (char := self.peek()) != "}":
                 self.fail(f"{where} needs ',' or '}}' after {shown(key)}")
         self.pos += 1
 
     def string(self, where: str) -> str:
         """A string, of characters only."""
-        self.peek()
         if plain := _PLAIN_STRING.match(self.text, self.pos):
             self.pos = plain.end()
             return plain[1]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Of an answer.")
 @click.option("--context", type=click.IntRange(min=16), default=4096, show_default=True, help="Tokens of all together.")
 @drawing.sampling_options
+@drawing.engine_option
 @click.option("--dtype", help="Of the weights; default: the file's (float32 for GGUF).")
 @click.option("--device", default="cpu", show_default=True)
 @show.revision_option
@@ -40,6 +41,8 @@ def command(**given: Any) -> None:
     more = {"max_new_tokens": given["max_new_tokens"], "positions": given["context"]}
     talk = Conversation(lm, given["system"], sampling, **more)
     tty = sys.stdin.isatty()
+    if given["why"]:
+        click.echo(given["why"], err=True)
     if tty:
         click.echo(f"{lm.card.name}: /reset begins anew, /exit ends", err=True)
     while True:

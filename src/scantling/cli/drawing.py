@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from scantling.cli import show
-from scantling.errors import ScantlingInputError
+from scantling.cli import engines, show
+from scantling.errors import ScantlingInputError, need
 
 if TYPE_CHECKING:
     from scantling.generate.beam import Beams
     from scantling.generate.constrain import Shape
     from scantling.generate.contrastive import Contrastive
-    from scantling.generate.engine import Options
-    from scantling.generate.sample import Sampling
+    from scantling.generate.keeping import Keeping
+    from scantling.generate.sampling import Sampling
+    from scantling.generate.settings import Options
     from scantling.generate.speculative import Drafting, Ledger
     from scantling.model import Model
 
@@ -76,7 +77,7 @@ def sampling(drawn: dict[str, Any]) -> Sampling:
     Raises:
         ScantlingInputError: a setting out of range.
     """
-    from scantling.generate.sample import Sampling
+    from scantling.generate.sampling import Sampling
 
     made = Sampling(**{**drawn, "logit_bias": dict(_bias(pair) for pair in drawn["logit_bias"])})
     narrowing = ("top_k", "min_p", "epsilon_cutoff", "eta_cutoff")
@@ -168,27 +169,25 @@ draft_options = grouped(
 
 engine_option = click.option(
     "--engine",
-    type=click.Choice(["torch", "packed", "packed-int8"]),
-    default="torch",
+    type=click.Choice(["auto", "torch", "packed", "packed-int8"]),
+    default="auto",
     show_default=True,
-    help="packed: a compiled pass over weights as they are stored; packed-int8: with activations of 8 bits.",
+    help="packed: a compiled pass over weights as they are stored; packed-int8: with activations of 8 bits; "
+    "auto: packed for blocks of 4 and 8 bits where it can be compiled, else torch.",
 )
 
 
 def loaded(given: dict[str, Any]) -> Model:
-    """The model of -m, --dtype, --device and --revision; what loading noticed goes to standard error."""
-    from scantling.model import load
+    """The model of -m, --dtype, --device, --revision and --engine; what loading noticed goes to standard error.
 
-    lm = load(given["model"], dtype=given["dtype"], device=given["device"], revision=given["revision"])
+    `given["why"]` becomes a line about the engine that was taken where none was named.
+
+    Raises:
+        ScantlingInputError: what loading refuses, or options that the engine asked for does not have.
+    """
+    lm, given["why"] = engines.with_engine(given)
     for note in lm.notes:
         click.echo(f"note: {note}", err=True)
-    engine = given.get("engine", "torch")
-    if engine != "torch":
-        from scantling.native.library import is_built
-
-        if not is_built():
-            click.echo("compiling the pass for this processor, once ...", err=True)
-        lm.pack(activations="int8" if engine == "packed-int8" else "exact")
     return lm
 
 
@@ -198,12 +197,13 @@ def beams(searched: dict[str, Any]) -> Beams | None:
     Raises:
         ScantlingInputError: a setting out of range, or one of beams without them.
     """
-    from scantling.generate.beam import Beams
-
     if searched["beams"] is None:
         if searched["length_penalty"] != 1.0 or searched["early_stopping"]:
             raise ScantlingInputError("--length-penalty and --early-stopping are for --beams N")
         return None
+    need("torch", "search by beams")
+    from scantling.generate.beam import Beams
+
     return Beams(searched["beams"], searched["length_penalty"], searched["early_stopping"])
 
 
@@ -213,14 +213,12 @@ def options(lm: Model, given: dict[str, Any]) -> Options:
     Raises:
         ScantlingInputError: a setting out of range, or a schema that cannot be read.
     """
-    from scantling.generate.engine import Options
-    from scantling.generate.keeping import Keeping
+    from scantling.generate.settings import Options
 
     kept = given["kept"]
-    plain = kept["kind"] == "full" and kept["numbers"] == "plain"
     return Options(
         stop=given["stop"],
-        keeping=None if plain else Keeping(kept["kind"], kept["numbers"]),
+        keeping=_keeping(kept["kind"], kept["numbers"]),
         chunk=kept["chunk"],
         logprobs=given["logprobs"],
         shape=_shape(given["shaped"]),
@@ -230,8 +228,6 @@ def options(lm: Model, given: dict[str, Any]) -> Options:
 
 
 def _contrastive(contrasted: dict[str, Any] | None) -> Contrastive | None:
-    from scantling.generate.contrastive import Contrastive
-
     if contrasted is None:
         return None
     top_k, alpha = contrasted["contrastive"], contrasted["penalty_alpha"]
@@ -239,15 +235,27 @@ def _contrastive(contrasted: dict[str, Any] | None) -> Contrastive | None:
         raise ScantlingInputError("--penalty-alpha is for --contrastive K")
     if top_k is None:
         return None
+    need("torch", "search contrastively")
+    from scantling.generate.contrastive import Contrastive
+
     return Contrastive(top_k) if alpha is None else Contrastive(top_k, alpha)
 
 
-def _shape(shaped: dict[str, Any]) -> Shape | None:
-    from scantling.generate.constrain import Shape
+def _keeping(kind: str, numbers: str) -> Keeping | None:
+    if (kind, numbers) == ("full", "plain"):
+        return None
+    from scantling.generate.keeping import Keeping
 
+    return Keeping(kind, numbers)
+
+
+def _shape(shaped: dict[str, Any]) -> Shape | None:
     regex, path = shaped["regex"], shaped["schema"]
     if regex is None and path is None:
         return None
+    need("torch", "constrain a text")
+    from scantling.generate.constrain import Shape
+
     if path is None:
         return Shape(regex=regex)
     try:
@@ -258,13 +266,14 @@ def _shape(shaped: dict[str, Any]) -> Shape | None:
 
 
 def _drafting(given: dict[str, Any]) -> Drafting | None:
-    from scantling.generate.speculative import Drafting
-    from scantling.model import load
-
     drafted = given["drafted"]
     model, layers, lookup = (drafted[f"draft_{name}"] for name in ("model", "layers", "lookup"))
     if model is None and layers is None and lookup is None:
         return None
+    need("torch", "check drafts")
+    from scantling.generate.speculative import Drafting
+    from scantling.model import load
+
     small = None
     if model is not None:
         small = load(model, dtype=given["dtype"], device=given["device"], revision=given["revision"])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("model")
 @click.option("--data", multiple=True, metavar="D", help="Text files, folders, .jsonl, .parquet or datasets.")
+@show.encoding_option
 @click.option("--tokens", type=click.IntRange(min=1), metavar="N", help="At most so many. [default: all]")
 @click.option("--window", type=click.IntRange(min=2), help="Tokens of a window. [default: the context]")
 @click.option("--stride", type=click.IntRange(min=1), help="New tokens of each window. [default: half a window]")
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 def command(
     model: str,
     data: tuple[str, ...],
+    encoding_errors: Any,
     tokens: int | None,
     window: int | None,
     stride: int | None,
@@ -54,7 +56,7 @@ def command(
     if lm.tokenizer is None:
         raise ScantlingInputError(f"{model} has no tokenizer to read a text with")
     with shown_progress() as progress:
-        corpus = prepare(Sources(data), lm.tokenizer, held_out=0.0, progress=progress)
+        corpus = prepare(Sources(data, encoding_errors=encoding_errors), lm.tokenizer, held_out=0.0, progress=progress)
     for note in (*lm.notes, *corpus.notes):
         click.echo(f"note: {note}", err=True)
     first = _start(lm, start_of(corpus), start)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from scantling.cli import drawing, show
-from scantling.errors import ScantlingInputError
+from scantling.cli import drawing, engines, show
+from scantling.errors import ScantlingInputError, need
 from scantling.units import bytes_text
 
 if TYPE_CHECKING:
-    from scantling.generate.engine import Generation, Options
+    from scantling.generate.settings import Generation, Options
     from scantling.model import Model
     from scantling.parts.part import Workload
 
@@ -56,40 +56,42 @@ def command(prompt: str | None, **given: Any) -> None:
         raise ScantlingInputError("give a PROMPT, or --prompts FILE and --out FILE together")
     if prompt == "":
         raise ScantlingInputError("the prompt is empty: at least one character is needed to go on from")
-    from scantling.errors import need
-
-    need("torch", "generate text")
+    need("numpy", "generate text")
     sampling = drawing.sampling(given["drawn"])
     lm = drawing.loaded(given)
     options = drawing.options(lm, given)
     if prompt is None:
         _many(lm, given, sampling, options)
         return
-    from scantling.generate.chat import templated
+    from scantling.generate.text import templated
 
     text = templated(lm, [{"role": "user", "content": prompt}], "--chat") if given["chat"] else prompt
     made = _made(lm, text, given, sampling, options)
+    why = [given["why"]] if given["why"] else []
     if given["as_json"]:
+        for line in why:
+            click.echo(line, err=True)
         show.emit(_json(lm, made, options))
         return
     show.say()
-    for line in report(lm, made[0], options):
+    for line in (*why, *report(lm, made[0], options)):
         click.echo(line, err=True)
 
 
 def _made(lm: Model, text: str, given: dict[str, Any], sampling: Any, options: Options) -> list[Generation]:
     """The texts, the best first; one text is written as it comes."""
-    from scantling.generate.api import Asked, texts
-    from scantling.generate.engine import complete
+    from scantling.generate.text import complete
 
-    beams, limit = drawing.beams(given["searched"]), given["max_new_tokens"]
-    wanted = Asked().wanted(limit, sampling, options, beams, given["searched"]["best_of"])
-    if wanted.beams is not None or wanted.best_of != 1:
-        made = texts(lm, text, wanted)
-        if not given["as_json"]:
-            click.echo(made[0].text, nl=False)
-        return made
-    return [complete(lm, text, limit, sampling, options, show=None if given["as_json"] else _write)]
+    beams, limit, count = drawing.beams(given["searched"]), given["max_new_tokens"], given["searched"]["best_of"]
+    if beams is None and count == 1:
+        return [complete(lm, text, limit, sampling, options, show=None if given["as_json"] else _write)]
+    need("torch", "search for the best text")
+    from scantling.generate.api import Asked, texts
+
+    made = texts(lm, text, Asked().wanted(limit, sampling, options, beams, count))
+    if not given["as_json"]:
+        click.echo(made[0].text, nl=False)
+    return made
 
 
 def _write(piece: str) -> None:
@@ -99,9 +101,10 @@ def _write(piece: str) -> None:
 
 def _many(lm: Model, given: dict[str, Any], sampling: Any, options: Options) -> None:
     """`--prompts FILE --out FILE`."""
-    from scantling.generate.chat import templated
+    need("torch", "decode several prompts")
     from scantling.generate.prompts import limits_for, read_prompts, run_prompts
     from scantling.generate.request import Request
+    from scantling.generate.text import templated
 
     _check_many(given, options)
     default = Request("", given["max_new_tokens"], sampling, options)
@@ -109,6 +112,8 @@ def _many(lm: Model, given: dict[str, Any], sampling: Any, options: Options) -> 
     lines = read_prompts(given["prompts"], default, f"{given['model']} {lm.dtype}", prepared)
     limits = limits_for(lm, lines, given["rows"])
     new, old = run_prompts(lm, lines, given["out"], limits, _progress())
+    if given["why"]:
+        click.echo(given["why"], err=True)
     if given["as_json"]:
         show.emit({"written": new, "already_there": old, "out": str(given["out"])})
     else:
@@ -151,7 +156,6 @@ def predicted(lm: Model, done: Generation, options: Options) -> dict[str, int]:
     from scantling.numbers.memory import memory, read_per_token
     from scantling.parts.part import Workload
 
-    width = str(lm.dtype).removeprefix("torch.")
     steps = done.new_tokens - 1
     # The prompt of an encoder-decoder is its source, and the target begins with one token.
     source, first = (done.prompt_tokens, 1) if lm.parts.two_stacks else (None, done.prompt_tokens)
@@ -160,6 +164,7 @@ def predicted(lm: Model, done: Generation, options: Options) -> dict[str, int]:
     kind, numbers = ("full", "plain") if keeping is None else (keeping.kind, keeping.numbers)
     if lm.packed is not None and keeping is None:
         return _predicted_packed(lm, done, whole)
+    width = str(lm.dtype).removeprefix("torch.")
     return {
         "prefill_flops": flops(lm.parts, Workload(tokens=first, source=source, last_only=True)).forward,
         "decode_flops": decode(lm.parts, first, steps, source) if steps else 0,
@@ -178,7 +183,8 @@ def _predicted_packed(lm: Model, done: Generation, whole: Workload) -> dict[str,
 
     assert lm.packed is not None
     steps, prompt = done.new_tokens - 1, done.prompt_tokens
-    each = cache_bytes(lm.parts, Workload(tokens=1), "float32", "full", "plain")
+    d_head, stored = lm.packed.weights.outline.attention.d_head, lm.packed.weights.outline.d_head
+    each = cache_bytes(lm.parts, Workload(tokens=1), "float32", "full", "plain") // d_head * stored
     return {
         "prefill_flops": flops(lm.parts, Workload(tokens=prompt, last_only=True)).forward,
         "decode_flops": decode(lm.parts, prompt, steps) if steps else 0,
@@ -192,6 +198,7 @@ def _json(lm: Model, made: list[Generation], options: Options) -> dict[str, Any]
     done = made[0]
     found: dict[str, Any] = {
         "text": done.text,
+        "engine": engines.engine_of(lm, options),
         "prompt_tokens": done.prompt_tokens,
         "new_tokens": done.new_tokens,
         "finish_reason": done.finish_reason,
@@ -236,7 +243,8 @@ def report(lm: Model, done: Generation, options: Options) -> list[str]:
     if done.ledger is not None:
         lines.append(drawing.drafts_text(done.ledger))
     same = "as predicted" if done.cache_bytes == p["cache_bytes"] else f"{p['cache_bytes']:,} predicted"
-    width = str(lm.dtype).removeprefix("torch.") if lm.packed is None or options.keeping else "compiled pass"
+    torch = lm.packed is None or options.keeping is not None
+    where = f"{str(lm.dtype).removeprefix('torch.')} on {lm.device}" if torch else "float32 in the compiled pass"
     why = f"{done.finish_reason}: the context of {lm.card.context} is full" if done.context_full else done.finish_reason
-    lines.append(f"cache: {done.cache_bytes:,} bytes, {same}; {width} on {lm.device}; ended by {why}")
+    lines.append(f"cache: {done.cache_bytes:,} bytes, {same}; {where}; ended by {why}")
     return lines

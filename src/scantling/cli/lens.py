@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from scantling.cli import drawing, show
-from scantling.cli.lens_options import SUMMARY, VIEWS, WITHOUT_TEXT, change_options, output_options, reading_options
+from scantling.cli.lens_options import (
+    OF_A_STACK,
+    SUMMARY,
+    VIEWS,
+    WITHOUT_TEXT,
+    change_options,
+    output_options,
+    reading_options,
+)
 from scantling.errors import ScantlingInputError, nearest, need
 
 if TYPE_CHECKING:
@@ -39,18 +47,19 @@ def command(prompt: str | None, **given: Any) -> None:
     views = _views(given)
     _check(prompt, views, given)
     need("torch", "look inside a model")
-    from scantling.generate.chat import templated
+    from scantling.generate.text import templated
     from scantling.lens.reading import read_prompt
 
     lm = drawing.loaded(given)
     asked, read = given["asked"], None
     if prompt is not None:
         text = templated(lm, [{"role": "user", "content": prompt}], "--chat") if asked["chat"] else prompt
-        read = read_prompt(lm, text, as_ids=asked["ids"], target=asked["target"], position=asked["position"])
+        how = {name: asked[name] for name in ("target", "position", "stack")}
+        read = read_prompt(lm, text, as_ids=asked["ids"], **how)
     if views == ["points"]:
         _points(lm, given["as_json"])
         return
-    sections = list(_sections(lm, read, _fitting(lm, views, given), given))
+    sections = list(_sections(lm, read, _fitting(lm, read, views, given), given))
     _write(lm, read, sections, given)
     if given["as_json"]:
         show.emit(_json(lm, read, sections))
@@ -60,7 +69,8 @@ def command(prompt: str | None, **given: Any) -> None:
         show.table(section.columns, section.rows)
         for note in section.notes:
             show.say(note)
-        show.say()
+        if section.notes:
+            show.say()
 
 
 def _views(given: dict[str, Any]) -> list[str]:
@@ -78,6 +88,7 @@ def _views(given: dict[str, Any]) -> list[str]:
         "patch": changed["corrupted"] is not None or changed["noise"] is not None,
         "ablate": bool(changed["ablate"]),
         "steer": bool(changed["direction"] or changed["toward"] or changed["away"]),
+        "logit-lens": asked["every"] or asked["tuned"] is not None,
         "attention": (bool(asked["layer"]) or asked["head"] is not None) and "cross-attention" not in found,
     }
     found += [name for name, there in brings.items() if there and name not in found]
@@ -116,11 +127,22 @@ def _check(prompt: str | None, views: Sequence[str], given: dict[str, Any]) -> N
                 raise ScantlingInputError(f"--{name} {path}: the name must end in .{name}")
 
 
-def _fitting(lm: Model, views: list[str], given: dict[str, Any]) -> list[str]:
-    """The views; of the summary, those that this model can have, and a note about the others."""
-    from scantling.lens.attribution import matrix_of, vocabulary_head
+def _fitting(lm: Model, prompt: Prompt | None, views: list[str], given: dict[str, Any]) -> list[str]:
+    """The views; of the summary, those that this model and text can have, and a note about the others.
 
-    if given["asked"]["show"] or views != list(SUMMARY):
+    Raises:
+        ScantlingInputError: a view of the answer beside --stack encoder.
+    """
+    from scantling.lens.attribution import matrix_of, vocabulary_head
+    from scantling.lens.maps import check_size
+
+    summary = not given["asked"]["show"] and views == list(SUMMARY)
+    if lm.parts.two_stacks and given["asked"]["stack"] == "encoder":
+        views = ["attention", "residual"] if summary else views
+        if left := [name for name in views if name not in OF_A_STACK]:
+            raise ScantlingInputError(f"--stack encoder goes with {', '.join(OF_A_STACK)}: {left[0]} is of the decoder")
+        return views
+    if not summary or prompt is None:
         return views
     try:
         vocabulary_head(lm)
@@ -131,14 +153,20 @@ def _fitting(lm: Model, views: list[str], given: dict[str, Any]) -> list[str]:
         matrix_of(lm)
     except ScantlingInputError as error:
         click.echo(f"note: {error}", err=True)
-        return ["next", "logit-lens", "attention"]
+        views = ["next", "logit-lens", "attention"]
+    try:
+        check_size(prompt)
+    except ScantlingInputError as error:
+        click.echo(f"note: {error}", err=True)
+        views = [name for name in views if name != "attention"]
     return views
 
 
 def _sections(lm: Model, prompt: Prompt | None, views: Sequence[str], given: dict[str, Any]) -> Iterator[Section]:
-    from scantling.lens import changes
+    from scantling.lens import changes, maps
     from scantling.lens import views as reading
     from scantling.lens.logit_lens import read_tuned
+    from scantling.lens.metric import Metric
     from scantling.lens.reading import token_id
 
     asked, changed = given["asked"], given["changed"]
@@ -147,17 +175,22 @@ def _sections(lm: Model, prompt: Prompt | None, views: Sequence[str], given: dic
         yield reading.induction_view(lm, changed["length"], changed["rows"], changed["seed"], top)
     if prompt is None:
         return
-    named = [None if asked[name] is None else token_id(lm, asked[name]) for name in ("token", "against")]
-    answers = reading.answers(prompt, *named) if set(views) - {"attention", "cross-attention", "residual"} else (0, 0)
-    metric = _metric(prompt, answers, changed["metric"])
+    token, against = (None if asked[name] is None else token_id(lm, asked[name]) for name in ("token", "against"))
+    silent = {"attention", "cross-attention", "residual"}
+    answers = reading.answers(prompt, token, against, _looked_at(prompt)) if set(views) - silent else (0, 0)
+    metric = Metric(answers[0], None if changed["metric"] == "probability" else answers[1], _looked_at(prompt))
     tuned = None if asked["tuned"] is None else read_tuned(asked["tuned"])
     layers = list(asked["layer"]) or None
     made: dict[str, Callable[[], Section]] = {
         "next": lambda: reading.next_view(prompt, asked["temperature"], top),
-        "logit-lens": lambda: reading.lens_view(prompt, tuned, answers[0], top),
+        "logit-lens": lambda: (
+            reading.lens_grid_view(prompt, tuned)
+            if asked["every"]
+            else reading.lens_view(prompt, tuned, answers[0], top)
+        ),
         "attribution": lambda: reading.attribution_view(prompt, *answers, top),
-        "attention": lambda: reading.attention_view(prompt, layers, asked["head"], top, False),
-        "cross-attention": lambda: reading.attention_view(prompt, layers, asked["head"], top, True),
+        "attention": lambda: maps.attention_view(prompt, layers, asked["head"], top, False),
+        "cross-attention": lambda: maps.attention_view(prompt, layers, asked["head"], top, True),
         "residual": lambda: reading.residual_view(prompt),
         "patch": lambda: _patch(prompt, metric, given),
         "ablate": lambda: changes.ablate_view(prompt, changed["ablate"], metric, changed["mean"], top),
@@ -170,10 +203,10 @@ def _sections(lm: Model, prompt: Prompt | None, views: Sequence[str], given: dic
             yield made[name]()
 
 
-def _metric(prompt: Prompt, answers: tuple[int, int], kind: str) -> Metric:
-    from scantling.lens.metric import Metric
-
-    return Metric(answers[0], answers[1] if kind == "difference" else None, prompt.position)
+def _looked_at(prompt: Prompt) -> int:
+    """Where the answer stands: of an encoder-decoder's source it has no place, so at the end of the target."""
+    of_source = prompt.lm.parts.two_stacks and prompt.stack == "encoder"
+    return -1 if of_source else prompt.position
 
 
 def _patch(prompt: Prompt, metric: Metric, given: dict[str, Any]) -> Section:
@@ -185,23 +218,28 @@ def _patch(prompt: Prompt, metric: Metric, given: dict[str, Any]) -> Section:
         corrupted: Any = noise_on(changed["noise"], changed["times"], 4, changed["seed"])
     else:
         corrupted = read_prompt(prompt.lm, changed["corrupted"], as_ids=asked["ids"], target=asked["target"]).ids
-    return patch_view(prompt, corrupted, metric, changed["kind"], _progress())
+    try:
+        return patch_view(prompt, corrupted, metric, changed["kind"], _step)
+    finally:
+        if sys.stderr.isatty():
+            click.echo("\r\x1b[K", err=True, nl=False)
 
 
-def _progress() -> Callable[[str], None]:
-    """What says which layer is patched: a line that is written anew on a terminal, none elsewhere."""
+def _step(point: str) -> None:
+    """Say which layer is patched: a line that is written anew on a terminal, a line each elsewhere."""
     tty = sys.stderr.isatty()
-    return lambda point: click.echo(f"\rpatching {point}\x1b[K", err=True, nl=False) if tty else None
+    click.echo(f"\rpatching {point}\x1b[K" if tty else f"patching {point}", err=True, nl=not tty)
 
 
 def _direction(lm: Model, changed: dict[str, Any]) -> Direction:
-    from scantling.lens.points import stack_of
+    from scantling.lens.points import layer_number, stack_of
     from scantling.lens.steer import direction_of, read_direction
 
     if changed["direction"] is not None:
         return read_direction(lm, changed["direction"])
     where, stack = stack_of(lm)
-    point = changed["at"] or f"{where}.blocks.{len(stack.blocks) // 2}"
+    at = changed["at"] or str(len(stack.blocks) // 2)
+    point = f"{where}.blocks.{layer_number(lm, int(at))}" if at.lstrip("-").isdigit() else at
     made = direction_of(lm, list(zip(changed["toward"], changed["away"], strict=True)), point)
     if changed["keep"] is not None:
         made.save(changed["keep"])
@@ -257,4 +295,13 @@ def _json(lm: Model, prompt: Prompt | None, sections: Sequence[Section]) -> dict
     if prompt is not None:
         found["tokens"] = [{"id": i, "text": text} for i, text in zip(prompt.read, prompt.words, strict=True)]
         found["position"] = prompt.position
-    return found | {section.name: section.data for section in sections}
+    return found | {section.name: _lists(section.data) for section in sections}
+
+
+def _lists(data: Any) -> Any:
+    """Data with lists in place of tensors."""
+    if isinstance(data, Mapping):
+        return {key: _lists(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_lists(value) for value in data]
+    return data.tolist() if hasattr(data, "tolist") else data

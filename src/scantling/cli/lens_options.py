@@ -23,6 +23,7 @@ VIEWS = {
 }
 SUMMARY = ("next", "logit-lens", "attribution", "attention")
 WITHOUT_TEXT = ("induction", "points")
+OF_A_STACK = ("attention", "residual", "patch")
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 reading_options = drawing.grouped(
@@ -32,6 +33,7 @@ reading_options = drawing.grouped(
         "ids": click.option("--ids", is_flag=True, help="PROMPT is token ids, as in '12 7 3'."),
         "chat": click.option("--chat", is_flag=True, help="Put PROMPT into the model's chat template."),
         "target": click.option("--target", metavar="TEXT", help="Of an encoder-decoder, how its answer begins."),
+        "stack": click.option("--stack", help="Of an encoder-decoder, which one. [default: decoder]"),
         "position": click.option(
             "--position", type=int, metavar="N", help="The token that is looked at. [default: a mask, else the last]"
         ),
@@ -47,6 +49,7 @@ reading_options = drawing.grouped(
         ),
         "layer": click.option("--layer", type=int, multiple=True, help="Of attention; may be repeated. [default: all]"),
         "head": click.option("--head", type=int, help="Of attention."),
+        "every": click.option("--every-token", "every", is_flag=True, help="Of the logit lens: a grid of all tokens."),
         "tuned": click.option("--tuned", type=_FILE, metavar="FILE", help="Affine maps of a tuned lens (safetensors)."),
     },
 )
@@ -69,13 +72,16 @@ change_options = drawing.grouped(
             help="Of --token: its logit less that of --against, or its probability.",
         ),
         "ablate": click.option(
-            "--ablate", multiple=True, metavar="WHAT", help="18.6 is a head, 18.mlp a sublayer; or a point."
+            "--ablate",
+            multiple=True,
+            metavar="WHAT",
+            help="18.6 is a head, 18.mlp a sublayer, 18.mlp:hidden[5] a neuron.",
         ),
         "mean": click.option("--mean", is_flag=True, help="ablate: put the mean over this text instead of 0."),
         "direction": click.option("--direction", type=_FILE, metavar="FILE", help="steer: one (safetensors)."),
         "toward": click.option("--toward", multiple=True, metavar="TEXT", help="steer: make one from these texts ..."),
         "away": click.option("--away", multiple=True, metavar="TEXT", help="... less these, one for each."),
-        "at": click.option("--at", metavar="POINT", help="steer: where. [default: the stream after the middle layer]"),
+        "at": click.option("--at", metavar="POINT", help="steer: where, or a layer. [default: after the middle layer]"),
         "strength": click.option("--strength", type=float, default=1.0, show_default=True, help="steer: times it."),
         "new": click.option(
             "--max-new-tokens", "new", type=click.IntRange(min=0), default=16, show_default=True, help="steer: written."

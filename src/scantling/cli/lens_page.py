@@ -88,11 +88,17 @@ def _chooser(key: str) -> str:
 def _heat(chart: Heat) -> str:
     values = chart.values.float()
     most = float(values.abs().max()) or 1.0
-    head = "".join(f'<th scope="col">{escape(_visible(label))}</th>' for label in chart.columns)
+    most = most / 0.7 if chart.texts else most
+    of_rows, of_columns = (_visible if what in ("query", "key", "token") else str for what in chart.what)
+    head = "".join(f'<th scope="col">{escape(of_columns(label))}</th>' for label in chart.columns)
     body = []
-    for label, row in zip(chart.rows, values.tolist(), strict=True):
-        cells = "".join(f'<td title="{x:.3g}" style="background: {_shade(x, most)}"></td>' for x in row)
-        body.append(f'<tr><th scope="row">{escape(_visible(label))}</th>{cells}</tr>')
+    for i, (label, row) in enumerate(zip(chart.rows, values.tolist(), strict=True)):
+        texts = chart.texts[i] if chart.texts else [""] * len(row)
+        cells = "".join(
+            f'<td title="{x:.3g}" style="background: {_shade(x, most)}">{escape(_visible(text) if text else "")}</td>'
+            for x, text in zip(row, texts, strict=True)
+        )
+        body.append(f'<tr><th scope="row">{escape(of_rows(label))}</th>{cells}</tr>')
     corner = escape(" \\ ".join(chart.what))
     return (
         f'<div class="frame" tabindex="0"><table class="heat"><thead><tr><td>{corner}</td>{head}</tr></thead>'

@@ -30,6 +30,7 @@ VERBS = {
     "generate": "continue a prompt",
     "inspect": "a checkpoint from its headers: what it is and whether its config is true of it",
     "lens": "look inside while it reads: attention, logit lens, attribution, patching, steering",
+    "measure": "measured beside predicted: parameters, time, memory, gradients, what happens inside",
     "memory": "weights, cache, logits, scores, in bytes",
     "parts": "the exploded parts list",
     "plan": "layouts of training on many devices, ranked",

@@ -60,7 +60,11 @@ TRAINING: tuple[str, ...] = (
     "--loss-rows", type=click.IntRange(1, 2**40), help="Of a piece of the chunked loss. [default: 2^24 logits]"
 )
 @click.option("--micro-batches", type=click.IntRange(1, 2**40), default=1, help="Per update.", show_default=True)
-@click.option("--main-gradients", is_flag=True, help="With a master copy: gradients are summed in float32.")
+@click.option(
+    "--main-gradients/--no-main-gradients",
+    default=None,
+    help="With a master copy: gradients are summed in float32, as `train` does, or stay narrow.",
+)
 @click.option("--packed", is_flag=True, help="Documents share the rows, each row has its own mask.")
 @show.revision_option
 @show.json_option
@@ -84,7 +88,7 @@ def command(
     loss: str,
     loss_rows: int | None,
     micro_batches: int,
-    main_gradients: bool,
+    main_gradients: bool | None,
     packed: bool,
     revision: str | None,
     as_json: bool,

@@ -21,6 +21,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON: plain integers, bytes, seconds.")
 revision_option = click.option("--revision", metavar="REV", help="Branch, tag or commit of a hub id.")
+encoding_option = click.option(
+    "--encoding-errors",
+    type=click.Choice(["strict", "replace"]),
+    default="strict",
+    show_default=True,
+    help="Bytes that are no UTF-8: refuse them, or read each as U+FFFD.",
+)
 seed_option = click.option("--seed", type=int, help="Of the random numbers; default: new ones each time.")
 
 

@@ -44,6 +44,7 @@ SHORT = {
     "--kind", type=click.Choice(["text", "pairs", "chat"]), default="text", show_default=True, help="Of data."
 )
 @click.option("--field", "fields", multiple=True, help="Of JSON lines and tables; of pairs two.")
+@show.encoding_option
 @click.option("--out", type=click.Path(path_type=Path), metavar="RUN", help="Folder of the run. [default: runs/NAME]")
 @click.option("--resume", "go_on", is_flag=True, help="Go on from the newest checkpoint of RUN that is whole.")
 @click.option("--prove", is_flag=True, help="Check the equalities of training on this card and data, and stop.")
@@ -54,7 +55,7 @@ SHORT = {
 @click.option("--tokens", type=int, help="Of a row.")
 @click.option("--accumulation", type=int, help="Micro-batches of an update.")
 @click.option("--lr", type=float, help="The peak rate.")
-@click.option("--optimizer", help="adamw, muon or sgd.")
+@click.option("--optimizer", help="adamw, adamw-8bit, muon or sgd.")
 @click.option("--schedule", help="constant, cosine, linear, wsd or inverse_sqrt.")
 @click.option("--precision", help="fp32, bf16-mixed, bf16-master or bf16.")
 @click.option("--objective", help="causal, masked, seq2seq, spans or prefix.")
@@ -64,6 +65,7 @@ SHORT = {
 @click.option("--eval-every", type=int, metavar="N")
 @click.option("--save-every", type=int, metavar="N")
 @click.option("--set", "more", multiple=True, metavar="KEY=VALUE", help="Any key of the card's training section.")
+@click.option("--track", multiple=True, type=click.Choice(["wandb", "trackio"]), help="Send the numbers there, too.")
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--over-memory", is_flag=True, help="Several processes: also where the plan says that it does not fit.")
 @click.option("--plain", is_flag=True, help="Lines instead of a panel, also on a terminal.")
@@ -73,6 +75,7 @@ def command(
     data: tuple[str, ...],
     kind: Any,
     fields: tuple[str, ...],
+    encoding_errors: Any,
     out: Path | None,
     go_on: bool,
     prove: bool,
@@ -81,6 +84,7 @@ def command(
     device: str,
     over_memory: bool,
     plain: bool,
+    track: tuple[str, ...],
     revision: str | None,
     more: tuple[str, ...],
     **short: Any,
@@ -95,16 +99,18 @@ def command(
     training_of(card, changes, card.name)
     need("torch", "train")
     need("tokenizers", "train on text")
+    for library in track:
+        need(library, f"track a run with {library}")
     from scantling.data import Sources
 
-    ask = Ask(model, Sources(data, kind, fields), tokenizer, held_out, device, revision)
+    ask = Ask(model, Sources(data, kind, fields, encoding_errors), tokenizer, held_out, device, revision)
     if prove:
         _prove(ask, training_of(card, changes, card.name))
         return
     from scantling.train.ranks import joined
 
     with joined(device) as own:
-        Run(replace(ask, device=own), card, changes, Place(out, go_on, plain, over_memory)).train()
+        Run(replace(ask, device=own), card, changes, Place(out, go_on, plain, over_memory, track)).train()
 
 
 def _changes(short: Mapping[str, Any], more: tuple[str, ...]) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,12 +47,14 @@ class Place:
     Attributes:
         out: None is a folder named after the card.
         over_memory: the memory that the plan predicts is not looked at.
+        track: libraries that are told the numbers, too.
     """
 
     out: Path | None
     go_on: bool
     plain: bool
     over_memory: bool
+    track: tuple[str, ...]
 
 
 class Run:
@@ -89,11 +92,12 @@ class Run:
         lm, corpus = self._made(asked, training)
         if not self.place.over_memory:
             self._check_memory(lm, training, ranks)
-        watchers = self._watchers(out, training, found)
+        watchers = self._watchers(out, training, found, lm.card.name)
         try:
             summary = train(lm, corpus, training, out, watchers, found, ranks)
         finally:
-            for watcher in watchers:
+            # What was made last may still have a word for those before it.
+            for watcher in reversed(watchers):
                 watcher.close()
         if self.all.rank == 0:
             _report(out, lm.card.name)
@@ -138,13 +142,14 @@ class Run:
         with self.all.together():
             check(lm, training, ranks)
 
-    def _watchers(self, out: Path, training: Training, found: Found | None) -> list[Watcher]:
+    def _watchers(self, out: Path, training: Training, found: Found | None, name: str) -> list[Watcher]:
         from scantling.cli.train_view import view
         from scantling.train.watch import Metrics
 
         if self.all.rank > 0:
             return []
-        return [Metrics(out, 0 if found is None else found.step), view(training, self.place.plain), *_tensorboard(out)]
+        first: list[Watcher] = [Metrics(out, 0 if found is None else found.step), view(training, self.place.plain)]
+        return [*first, *_sinks(out, self.place.track, name, training, first)]
 
 
 def _folder(out: Path | None, name: str, go_on: bool) -> Path:
@@ -233,13 +238,31 @@ def made(ask: Ask, asked: Asked, training: Training, quiet: bool = False) -> tup
     return lm, corpus
 
 
-def _tensorboard(out: Path) -> list[Watcher]:
-    """TensorBoard's files where the library is installed."""
+def _sinks(
+    out: Path, track: Sequence[str], name: str, training: Training, watchers: Sequence[Watcher]
+) -> list[Watcher]:
+    """TensorBoard's files where the library is installed, and the trackers that were asked for.
+
+    Args:
+        watchers: are told where one of them fails.
+    """
     from importlib.util import find_spec
 
-    from scantling.train.watch import TensorBoard
+    import msgspec
 
-    return [TensorBoard(out)] if find_spec("tensorboard") is not None else []
+    from scantling.train.sinks import Spare, TensorBoard, Tracker
+
+    def say(text: str) -> None:
+        for watcher in watchers:
+            watcher.record({"kind": "note", "step": 0, "text": text})
+
+    settings = msgspec.json.decode(msgspec.json.encode(training))
+    made: dict[str, Callable[[], Watcher]] = {
+        library: partial(Tracker, library, out, name, settings) for library in track
+    }
+    if find_spec("tensorboard") is not None:
+        made["tensorboard"] = partial(TensorBoard, out)
+    return [Spare(sink, make, say) for sink, make in made.items()]
 
 
 def _report(out: Path, name: str) -> None:

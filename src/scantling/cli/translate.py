@@ -47,7 +47,7 @@ def command(
 
     need("torch", "translate")
     from scantling.generate.api import Asked, texts
-    from scantling.generate.sample import Sampling
+    from scantling.generate.sampling import Sampling
     from scantling.model import load, tokenizer_of
 
     how = Asked().wanted(max_new_tokens, Sampling(no_repeat_ngram=no_repeat_ngram), None, drawing.beams(searched), 1)

@@ -21,6 +21,8 @@ from scantling.text.tokenizer import Tokenizer
 MANIFEST = "manifest.json"
 FORMAT = 1
 DEFAULT_HELD_OUT = 0.05
+_LOOKED_AT = 64
+"""Conversations that are looked at for prompts that are judged."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,12 @@ class Marks:
     mask: int | None = None
     special: tuple[int, ...] = ()
     sentinels: tuple[int, ...] = ()
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All of them."""
+        named = tuple(number for number in (self.eos, self.pad, self.mask) if number is not None)
+        return (*self.before, *self.after, *named, *self.special, *self.sentinels)
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -105,6 +113,11 @@ class Manifest:
             ) from None
         if manifest.format != FORMAT:
             raise ScantlingInputError(f"{path}: is of format {manifest.format}, not {FORMAT}; delete its folder")
+        if wrong := [number for number in manifest.marks.ids if not 0 <= number < manifest.vocab_size]:
+            raise ScantlingInputError(
+                f"{path}: names the id {wrong[0]}, and its vocabulary has {manifest.vocab_size} tokens; delete its "
+                "folder, and it is made again"
+            )
         return manifest
 
 
@@ -200,8 +213,19 @@ class Corpus:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know."""
-        cut = len(self.records) == 1 and len(self.held_out) == 1
-        return (*self.manifest.notes, *(["the one document is cut: its end is held out"] if cut else []))
+        notes = [*self.manifest.notes]
+        if len(self.records) == 1 and len(self.held_out) == 1:
+            notes.append("the one document is cut: its end is held out")
+        if self.manifest.kind == "chat" and self._all_spoken(first := self.train.take(_LOOKED_AT)):
+            notes.append(
+                f"every token of the first {len(first)} conversations is judged as the assistant's, prompts "
+                "included: the tag `generation` of the chat template belongs around the assistant's messages alone"
+            )
+        return tuple(notes)
+
+    @staticmethod
+    def _all_spoken(documents: Documents) -> bool:
+        return len(documents) > 0 and all(bool(documents.spoken(n).all()) for n in range(len(documents)))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

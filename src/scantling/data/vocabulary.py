@@ -120,18 +120,24 @@ def _finished(tokenizers: Any, library: Any, purpose: Purpose, sentinels: int, *
 
 
 def read_tokenizer(path: str | Path) -> Tokenizer:
-    """A tokenizer that exists: a folder with tokenizer.json, that file itself, or a GGUF file.
+    """A tokenizer that exists: a folder with tokenizer.json, that file itself, a GGUF file, or a SentencePiece model.
 
     Raises:
         ScantlingInputError: there is none, or it cannot be read.
     """
     path = Path(path)
+    if not path.exists():
+        raise ScantlingInputError(f"{path}: no such file or folder to read a tokenizer from")
     if path.suffix == ".gguf":
         from scantling.checkpoint.gguf import read_gguf
 
         return Tokenizer.from_gguf(read_gguf(path).metadata)
+    if path.suffix in (".model", ".spm"):
+        return Tokenizer.from_sentencepiece(path)
     if path.is_file() and path.name != "tokenizer.json":
-        raise ScantlingInputError(f"{path}: a tokenizer is a tokenizer.json, the folder that has one, or a .gguf file")
+        raise ScantlingInputError(
+            f"{path}: a tokenizer is a tokenizer.json, the folder that has one, a .gguf file or a SentencePiece .model"
+        )
     return Tokenizer.from_folder(path.parent if path.name == "tokenizer.json" else path)
 
 

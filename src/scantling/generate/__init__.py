@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from scantling.generate.chat import Conversation
     from scantling.generate.constrain import Shape
     from scantling.generate.contrastive import Contrastive
-    from scantling.generate.engine import Generation, Options, complete
     from scantling.generate.keeping import Keeping
     from scantling.generate.request import Handle, Request
-    from scantling.generate.sample import Sampling
+    from scantling.generate.sampling import Sampling
     from scantling.generate.session import Session
+    from scantling.generate.settings import Generation, Options
     from scantling.generate.speculative import Drafting
+    from scantling.generate.text import complete
 
 _HOME = {
     "Beams": "beam",
@@ -27,16 +28,16 @@ _HOME = {
     "Conversation": "chat",
     "Drafting": "speculative",
     "Engine": "batching",
-    "Generation": "engine",
+    "Generation": "settings",
     "Handle": "request",
     "Keeping": "keeping",
     "Limits": "batching",
-    "Options": "engine",
+    "Options": "settings",
     "Request": "request",
-    "Sampling": "sample",
+    "Sampling": "sampling",
     "Session": "session",
     "Shape": "constrain",
-    "complete": "engine",
+    "complete": "text",
 }
 
 __all__ = [

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from scantling.errors import ScantlingInputError
 from scantling.generate.batching import generate_all
 from scantling.generate.beam import Beams, beam_rows, beam_search, beam_texts
-from scantling.generate.engine import Generation, Options, best_of, checked_mask, complete, continue_ids
+from scantling.generate.engine import best_of, checked_mask, continue_ids
 from scantling.generate.request import Request
-from scantling.generate.sample import Sampling
+from scantling.generate.sampling import Sampling
+from scantling.generate.settings import Generation, Options
+from scantling.generate.text import complete
 
 if TYPE_CHECKING:
     from scantling.model import Model

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from scantling.errors import ScantlingInputError
+from scantling.generate.packed_pages import PackedPages
 from scantling.generate.request import Handle, Request, ids_of
-from scantling.generate.session import check_writes, follows_length, positioned, renewals
+from scantling.generate.room import check_writes
+from scantling.generate.session import follows_length, positioned, renewals
 from scantling.parts.part import Workload
 from scantling.tensor.context import Context
-from scantling.tensor.paged import Blocks, PagedCache
+from scantling.tensor.paged import Blocks, PagedCache, PagedRows
 
 if TYPE_CHECKING:
     from scantling.model import Model
@@ -37,7 +39,7 @@ class Limits:
         chunk: tokens of prompts that go through in one step, and more only where a prompt cannot be cut.
         numbers: ``plain`` or ``int8``; see `tensor.store`.
         invariant: every request computes alone, so that not even a rounding depends on what else is in the batch. It
-            costs what batching gains: weights are read once per request and token.
+            costs what batching gains: weights are read once per request and token. The compiled pass always does so.
     """
 
     rows: int = 16
@@ -74,9 +76,12 @@ class Engine:
         self.model, self.limits = model, limits or Limits()
         size = self.limits.block
         self.blocks = Blocks(self.limits.positions // size, size)
-        shapes = model.parts.named_state(Workload(tokens=size))
-        place = (model.dtype, model.device, self.limits.numbers)
-        self.cache = PagedCache(shapes, self.blocks.count, *place)
+        self.cache: PagedCache | PackedPages
+        if model.packed is not None:
+            self.cache = PackedPages(model, model.packed, self.limits)
+        else:
+            shapes = model.parts.named_state(Workload(tokens=size))
+            self.cache = PagedCache(shapes, self.blocks.count, model.dtype, model.device, self.limits.numbers)
         self.waiting: deque[Handle] = deque()
         self.prefilling: deque[Handle] = deque()
         self.decoding: list[Handle] = []
@@ -86,8 +91,10 @@ class Engine:
         by_length = follows_length(model) or bool(self._renewals)
         # Keys that another length, a prefix or another batch would make otherwise belong to one request only.
         self._whole = by_length or model.reads_prefix
-        self._shares = not (self._whole or self.limits.invariant)
-        self._reserves = follows_length(model) or self.limits.invariant
+        # The compiled pass computes every token alone, whatever else is in a batch.
+        self._apart = self.limits.invariant and model.packed is None
+        self._shares = not (self._whole or self._apart)
+        self._reserves = follows_length(model) or self._apart
         self._by_length = by_length
 
     @property
@@ -198,7 +205,7 @@ class Engine:
 
     def _piece(self, left: int) -> int:
         """Tokens of a piece; where roundings may not depend on the others, each piece has its own full length."""
-        return self.limits.chunk if self.limits.invariant else left
+        return self.limits.chunk if self._apart else left
 
     def _decode(self) -> list[Handle]:
         rows = self._with_room()
@@ -238,7 +245,7 @@ class Engine:
 
     def _groups(self, rows: Sequence[Handle]) -> list[list[Handle]]:
         """Rows that may be turned by the same angles, or each alone where nothing may depend on the others."""
-        if self.limits.invariant:
+        if self._apart:
             return [[handle] for handle in rows]
         groups: dict[Any, list[Handle]] = {}
         for handle in rows:
@@ -248,16 +255,23 @@ class Engine:
 
     def _pass(self, handles: Sequence[Handle], ids: Tensor) -> Tensor:
         """Bring ids (B, T) behind what each request has in the cache: logits (B, V) of the last position."""
+        pasts, tables = [handle.past for handle in handles], [handle.table for handle in handles]
+        if isinstance(self.cache, PackedPages):
+            logits = self.cache.read(tables, pasts, ids)
+        else:
+            logits = self._through_net(handles, self.cache.rows(tables, pasts, self.blocks.size), ids)
+        for handle in handles:
+            self._filled(handle, ids.shape[1])
+        return logits
+
+    def _through_net(self, handles: Sequence[Handle], rows: PagedRows, ids: Tensor) -> Tensor:
         pasts, new = [handle.past for handle in handles], ids.shape[1]
-        rows = self.cache.rows([handle.table for handle in handles], pasts, self.blocks.size)
         positions = torch.tensor(pasts, device=ids.device)[:, None] + torch.arange(new, device=ids.device)
         prefixes = None
         if self.model.reads_prefix:
             prefixes = torch.tensor([len(handle.prompt) for handle in handles], device=ids.device)
         ctx = Context.of(ids, positions=positions, cache=rows, last_only=True, prefix_lengths=prefixes)
         logits: Tensor = self.model.net(ids, ctx, None)[:, -1]
-        for handle in handles:
-            self._filled(handle, new)
         return logits
 
     def _filled(self, handle: Handle, new: int) -> None:

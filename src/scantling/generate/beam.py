@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from scantling.errors import ScantlingInputError
-from scantling.generate.engine import Generation, Options, begun, encoded
+from scantling.generate.engine import begun
 from scantling.generate.keeping import Keeping
 from scantling.generate.processors import History, adjusted
-from scantling.generate.sample import Sampling
-from scantling.generate.session import begin, known_tokens, start
+from scantling.generate.room import encoded, known_tokens
+from scantling.generate.sampling import Sampling
+from scantling.generate.session import begin, start
+from scantling.generate.settings import Generation, Options
 from scantling.generate.writer import Writer
 
 if TYPE_CHECKING:

@@ -8,25 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from scantling.errors import ScantlingInputError
 from scantling.generate.batching import Engine, Limits
-from scantling.generate.engine import Generation, Options
 from scantling.generate.request import Request
-from scantling.generate.sample import Sampling
-from scantling.text.template import render
+from scantling.generate.sampling import Sampling
+from scantling.generate.settings import Generation, Options
+from scantling.generate.text import templated
 
 if TYPE_CHECKING:
     from scantling.model import Model
-
-
-def templated(model: Model, messages: list[dict[str, str]], what: str = "a conversation") -> str:
-    """The prompt that the model's chat template makes of messages.
-
-    Raises:
-        ScantlingInputError: the model has no template, or the template refuses the messages.
-    """
-    tokenizer = model.tokenizer
-    if tokenizer is None or tokenizer.chat_template is None:
-        raise ScantlingInputError(f"{what} needs a chat template, and the model has none; name a chat model")
-    return render(tokenizer.chat_template, messages, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
 
 
 @dataclass

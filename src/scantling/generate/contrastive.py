@@ -18,7 +18,8 @@ from torch import Tensor
 from scantling.errors import ScantlingInputError
 from scantling.generate.keeping import Keeping
 from scantling.generate.processors import History, adjusted
-from scantling.generate.session import AnySession, begin, known_tokens
+from scantling.generate.room import known_tokens
+from scantling.generate.session import AnySession, begin
 
 if TYPE_CHECKING:
     from scantling.generate.sample import Sampling

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from scantling.errors import ScantlingInputError
 from scantling.generate.keeping import Keeping
-from scantling.generate.session import Session, known_tokens
+from scantling.generate.room import known_tokens
+from scantling.generate.session import Session
 
 if TYPE_CHECKING:
     from scantling.model import Model

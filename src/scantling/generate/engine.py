@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,85 +12,34 @@ from torch import Tensor
 from scantling import inputs
 from scantling.errors import ScantlingInputError
 from scantling.generate.constrain import Shape
-from scantling.generate.contrastive import Contrastive, search
-from scantling.generate.keeping import Keeping
+from scantling.generate.contrastive import search
 from scantling.generate.processors import History
-from scantling.generate.sample import Logprob, Sampling, choose, logprobs
-from scantling.generate.session import AnySession, Session, Source, begin, known_tokens, room, start
-from scantling.generate.speculative import Drafting, Ledger, Speculation
-from scantling.generate.writer import Writer
+from scantling.generate.room import encoded, known_tokens, room
+from scantling.generate.sample import choose, logprobs
+from scantling.generate.sampling import Sampling
+from scantling.generate.session import AnySession, Session, Source, begin, start
+from scantling.generate.settings import Chosen, Generation, Options
+from scantling.generate.speculative import Ledger, Speculation
+from scantling.generate.text import complete
 
 if TYPE_CHECKING:
     from scantling.model import Model
 
-__all__ = ["Generation", "Options", "Session", "Source", "complete", "continue_ids", "room", "start", "tokens"]
+__all__ = [
+    "Generation",
+    "Options",
+    "Session",
+    "Source",
+    "complete",
+    "continue_ids",
+    "encoded",
+    "inference_mode",
+    "room",
+    "start",
+    "tokens",
+]
 
-
-@dataclass(frozen=True)
-class Generation:
-    """What was generated and what it took.
-
-    Attributes:
-        text: the new text, without the prompt; of an encoder-decoder, the target's.
-        ids: the new ids, end-of-text included where it came.
-        finish_reason: ``stop`` (end-of-text, a stop string, or a constraint that is fulfilled) or ``length`` (the
-            limit, or a full context).
-        prefill_seconds: the pass over the prompt and the choice of the first token.
-        decode_seconds: everything after the first token.
-        cache_bytes: allocated for keys and values.
-        limit: new tokens that were allowed, by the caller and by the context.
-        context_full: it ended because no position was left, before the caller's limit.
-        logprobs: of each new token, where they were asked for.
-        ledger: how drafts fared, where there were any.
-    """
-
-    text: str
-    ids: list[int]
-    prompt_tokens: int
-    new_tokens: int
-    finish_reason: str
-    prefill_seconds: float
-    decode_seconds: float
-    cache_bytes: int
-    limit: int
-    context_full: bool = False
-    logprobs: tuple[Logprob, ...] | None = None
-    ledger: Ledger | None = None
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a text is made, beside how its tokens are drawn.
-
-    Attributes:
-        stop: strings that end the text; they are not part of it.
-        ignore_eos: go on past end-of-text.
-        keeping: how keys and values are kept; default every position, as it is.
-        chunk: tokens of a prompt that go through at once; None for all.
-        logprobs: so many of the likeliest tokens are reported beside each chosen one; None reports none at all.
-        shape: what the text must match, or None.
-        drafting: who proposes tokens, or None.
-        contrastive: choose tokens by contrastive search; one text at a time.
-    """
-
-    stop: Sequence[str] = ()
-    ignore_eos: bool = False
-    keeping: Keeping | None = None
-    chunk: int | None = None
-    logprobs: int | None = None
-    shape: Shape | None = None
-    drafting: Drafting | None = None
-    contrastive: Contrastive | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        top = self.logprobs
-        if top is not None and (isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= 100):
-            raise ScantlingInputError(f"logprobs is {top!r}; a whole number from 0 to 100 is needed")
-        if self.shape is not None and self.drafting is not None:
-            raise ScantlingInputError("a regular expression or JSON schema and drafts are given: leave the drafts out")
-        if self.contrastive is not None and self.drafting is not None:
-            raise ScantlingInputError("contrastive search and drafts are given: leave one of them out")
+inference_mode = torch.inference_mode
 
 
 @dataclass(frozen=True)
@@ -182,72 +130,17 @@ def begun(model: Model, ids: Tensor, mask: Tensor | None, shape: Shape | None = 
     return [History(row, constraint=None if shape is None else shape.start(model.tokenizer, ends)) for row in prompts]
 
 
-def encoded(model: Model, prompt: str, max_new_tokens: int) -> list[int]:
-    """The ids of a prompt that is text.
-
-    Raises:
-        ScantlingInputError: no tokenizer, an empty prompt, or a limit below 1.
-    """
-    if model.tokenizer is None:
-        raise ScantlingInputError(
-            "the model has no tokenizer (no tokenizer.json beside its weights): give token ids instead of text"
-        )
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise ScantlingInputError(f"max_new_tokens is {max_new_tokens}; at least 1 is needed")
-    found = model.tokenizer.encode(prompt)
-    if not found or not prompt:
-        raise ScantlingInputError("the prompt is empty: at least one token is needed to go on from")
-    return found
-
-
-def complete(
-    model: Model,
-    prompt: str,
-    max_new_tokens: int,
-    sampling: Sampling,
-    options: Options | None = None,
-    *,
-    show: Callable[[str], Any] | None = None,
-) -> Generation:
-    """Continue one prompt to text.
-
-    Args:
-        show: called with each piece of text as soon as it is certain.
-
-    Raises:
-        ScantlingInputError: no tokenizer, an empty prompt, one that fills the context, or a limit below 1.
-    """
-    options, read = options or Options(), encoded(model, prompt, max_new_tokens)
-    ids, limit = model.ids(read), room(model, len(read), max_new_tokens)
-    writer, found = Writer(model, options, show), list[Logprob]()
-    cache_bytes = 0
-    began = first = time.perf_counter()
-    with torch.inference_mode():
-        for drawn in tokens(model, ids, max_new_tokens, sampling, options=options):
-            token = int(drawn.ids)
-            if not writer.ids:
-                first, cache_bytes = time.perf_counter(), drawn.session.cache.nbytes
-            if options.logprobs is not None:
-                found += logprobs(drawn.logits, [token], options.logprobs)
-            writer.push(token)
-            if writer.reason or drawn.fulfilled:
-                break
-    writer.finish("stop" if drawn.fulfilled else "length")
-    end = time.perf_counter()
-    return Generation(
-        writer.text,
-        writer.ids,
-        len(read),
-        len(writer.ids),
-        writer.reason or "length",
-        first - began,
-        end - first,
-        cache_bytes,
-        limit,
-        writer.reason == "length" and limit < max_new_tokens,
-        tuple(found) if options.logprobs is not None else None,
-        drawn.ledger,
-    )
+def one_by_one(
+    model: Model, prompt: list[int], max_new_tokens: int, sampling: Sampling, options: Options
+) -> Iterator[Chosen]:
+    """The tokens behind one prompt, for `text.complete`."""
+    ids, logprob = model.ids(prompt), None
+    room(model, len(prompt), max_new_tokens)
+    for drawn in tokens(model, ids, max_new_tokens, sampling, options=options):
+        token = int(drawn.ids)
+        if options.logprobs is not None:
+            (logprob,) = logprobs(drawn.logits, [token], options.logprobs)
+        yield Chosen(token, drawn.session.cache.nbytes, drawn.fulfilled, logprob, drawn.ledger)
 
 
 def best_of(

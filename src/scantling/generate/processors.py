@@ -16,7 +16,7 @@ from scantling.errors import ScantlingInputError
 
 if TYPE_CHECKING:
     from scantling.generate.constrain import Constraint
-    from scantling.generate.sample import Sampling
+    from scantling.generate.sampling import Sampling
 
 NEVER = float("-inf")
 

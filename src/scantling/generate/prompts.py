@@ -12,10 +12,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 from scantling.errors import ScantlingError, ScantlingInputError
 from scantling.generate.batching import Engine, Limits
-from scantling.generate.engine import Generation, complete, encoded
 from scantling.generate.request import Handle, Request
-from scantling.generate.sample import Sampling
-from scantling.generate.session import room
+from scantling.generate.room import encoded, room
+from scantling.generate.sampling import Sampling
+from scantling.generate.settings import Generation
+from scantling.generate.text import complete
 
 if TYPE_CHECKING:
     from scantling.model import Model

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from scantling.errors import ScantlingError, ScantlingInputError
-from scantling.generate.engine import Generation, Options, begun, encoded
-from scantling.generate.sample import Logprob, Sampling, choose, logprobs
-from scantling.generate.session import known_tokens, room
+from scantling.generate.engine import begun
+from scantling.generate.room import encoded, known_tokens, room
+from scantling.generate.sample import Logprob, choose, logprobs
+from scantling.generate.sampling import Sampling
+from scantling.generate.settings import Generation, Options
 from scantling.generate.writer import Writer
 
 if TYPE_CHECKING:

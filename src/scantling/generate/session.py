@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from scantling.cards.rules import position_limit, positions_text
 from scantling.errors import ScantlingInputError
 from scantling.generate.keeping import Keeping
+from scantling.generate.room import check_writes, room
 from scantling.parts.part import Workload
 from scantling.parts.rope import Dynamic
 from scantling.tensor.context import Context
 
 if TYPE_CHECKING:
-    from scantling.generate.packed import PackedSession
+    from scantling.generate.packed_session import PackedSession
     from scantling.model import Model
 
 AnySession: TypeAlias = "Session | PackedSession"
@@ -198,30 +198,6 @@ class Session:
         return logits if last_only else logits[:, -new:]
 
 
-def room(model: Model, prompt: int, max_new_tokens: int) -> int:
-    """New tokens that a prompt of that many tokens may have.
-
-    Of an encoder-decoder, the prompt is a source: the target starts anew, and has a limit where positions do.
-
-    Raises:
-        ScantlingInputError: the prompt leaves no room in the context.
-    """
-    context = model.card.context
-    if model.parts.two_stacks:
-        limit = position_limit(model.card)
-        if limit is None:
-            return max_new_tokens
-        if prompt > limit:
-            raise ScantlingInputError(f"the source has {prompt} tokens and the model has {positions_text(model.card)}")
-        # The last token generated is not read again, so it needs no position.
-        return min(max_new_tokens, limit)
-    if prompt >= context:
-        raise ScantlingInputError(
-            f"the prompt has {prompt} tokens and the context holds {context}: at most {context - 1} leave room"
-        )
-    return min(max_new_tokens, context - prompt)
-
-
 def start(model: Model, rows: int) -> Tensor:
     """What the targets of an encoder-decoder begin with: (B, 1).
 
@@ -260,19 +236,3 @@ def begin(
     else:
         session = Session(model, ids.shape[0], ids.shape[1] + limit, keeping=keeping)
     return session, session.prefill(ids, attention_mask, chunk), limit
-
-
-def check_writes(model: Model) -> None:
-    """Refuse a model that writes no text.
-
-    Raises:
-        ScantlingInputError: it has no decoder, or its head scores no vocabulary.
-    """
-    if model.card.head.kind != "lm" or model.parts.decoder is None:
-        what = f"{model.card.name} is a card of family {model.card.family} with a head of kind {model.card.head.kind}"
-        raise ScantlingInputError(f"text is written by a decoder that scores a vocabulary, and {what}")
-
-
-def known_tokens(model: Model) -> int:
-    """Tokens that may be chosen: rows of the table past the tokenizer's last id stand for none."""
-    return model.card.vocab_size if model.tokenizer is None else model.tokenizer.vocab_size

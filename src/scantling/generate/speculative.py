@@ -25,8 +25,9 @@ from scantling.errors import ScantlingInputError
 from scantling.generate.draft import Drafter, LookupDraft, ModelDraft, check_pair, early_exit
 from scantling.generate.keeping import Keeping
 from scantling.generate.processors import History, adjusted, filtered
-from scantling.generate.sample import Sampling
-from scantling.generate.session import AnySession, begin, follows_length, known_tokens, renewals
+from scantling.generate.room import known_tokens
+from scantling.generate.sampling import Sampling
+from scantling.generate.session import AnySession, begin, follows_length, renewals
 
 if TYPE_CHECKING:
     from scantling.model import Model

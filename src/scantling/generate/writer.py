@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from scantling.generate.stops import StopFilter
 
 if TYPE_CHECKING:
-    from scantling.generate.engine import Options
+    from scantling.generate.settings import Options
     from scantling.model import Model
 
 

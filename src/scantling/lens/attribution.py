@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scantling.errors import ScantlingInputError
 from scantling.lens.hooks import ALL_REAL, Edit
-from scantling.lens.residual import Term, decompose
+from scantling.lens.residual import Term, decompose, wide
 from scantling.parts.heads import Head
 from scantling.passes import Given
 
@@ -49,7 +49,7 @@ class Attribution:
     @property
     def error(self) -> float:
         """The largest difference between a sum and its logit."""
-        return float((self.sums - self.logits.double()).abs().max())
+        return float((self.sums - wide(self.logits)).abs().max())
 
 
 def attribute(
@@ -84,10 +84,10 @@ def attribute(
     if found.stream.shape[0] != 1:
         raise ScantlingInputError(f"{found.stream.shape[0]} rows: attribution is of one text")
     chosen = torch.as_tensor(tokens, device=matrix.device)
-    values = found.values[:, 0, 0] @ matrix[chosen].double().T
+    values = found.values[:, 0, 0] @ wide(matrix[chosen]).T
     terms = found.terms
     if shift is not None:
-        values, terms = torch.cat((values, shift[chosen].double()[None])), (*terms, BIAS)
+        values, terms = torch.cat((values, wide(shift[chosen])[None])), (*terms, BIAS)
     with torch.no_grad():
         logits = head_of(lm)(found.stream)[0, 0, chosen]
     head = lm.parts.head
@@ -111,7 +111,7 @@ def matrix_of(lm: Model) -> tuple[Tensor, Tensor | None]:
     table = (net.target_embed if lm.parts.target_embed else net.embed).weight
     matrix, shift = head.matrix(net.head, table)
     if head.width != head.d_model:
-        matrix = matrix.double() @ net.head.narrow.weight.double()
+        matrix = wide(matrix) @ wide(net.head.narrow.weight)
     return matrix.detach() * (head.scale or 1.0), None if shift is None else shift.detach()
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from scantling.errors import ScantlingInputError
-from scantling.lens.edits import ablate, means
+from scantling.lens.edits import BY_HEAD, ablate, add, means
 from scantling.lens.hooks import Edit, capture, edited
 from scantling.lens.metric import Metric
 from scantling.lens.patching import Grid, Noise, patch_grid
 from scantling.lens.points import chosen, layer_number, stack_of
 from scantling.lens.reading import Prompt, word
-from scantling.lens.sections import Bars, Heat, Section
+from scantling.lens.sections import WIDE, Bars, Heat, Section
 from scantling.lens.steer import Direction, steering
-from scantling.lens.views import WIDE
 
 if TYPE_CHECKING:
     from scantling.model import Model
@@ -30,7 +30,7 @@ def patch_view(
     step: Callable[[str], None] = lambda _: None,
 ) -> Section:
     """How much of the answer each layer and position brings back into a corrupted pass."""
-    grid = patch_grid(prompt.lm, prompt.ids, corrupted, metric, kind, given=prompt.given, step=step)
+    grid = patch_grid(prompt.lm, prompt.ids, corrupted, metric, kind, given=prompt.given, stack=prompt.stack, step=step)
     restored = grid.restored
     heads = kind == "heads"
     labels = [str(i) for i in grid.positions] if heads else [repr(prompt.words[i]) for i in grid.positions]
@@ -88,18 +88,25 @@ def noise_on(text: str, times: float, draws: int, seed: int) -> Noise:
 def edits_of(lm: Model, wanted: Sequence[str], prompt: Prompt, mean: bool) -> list[Edit]:
     """Ablations by name: ``18.6`` is head 6 of layer 18, ``18.mlp`` a sublayer; else a capture point.
 
+    ``18.mlp:hidden[5,7]`` are neurons, and ``[...]`` behind a point of heads are heads.
+
     Raises:
         ScantlingInputError: no such layer, head, sublayer or point.
     """
     made = []
     for name in wanted:
-        point, head = _target(lm, name)
+        point, picked = _target(lm, name)
         value = means(lm, [point], prompt.ids, prompt.given)[point] if mean else 0.0
-        made.append(ablate(point, heads=None if head is None else [head], value=value))
+        axis = "heads" if point.rpartition(":")[2] in BY_HEAD else "neurons"
+        made.append(ablate(point, **{axis: picked}, value=value))
     return made
 
 
-def _target(lm: Model, name: str) -> tuple[str, int | None]:
+def _target(lm: Model, name: str) -> tuple[str, list[int] | None]:
+    """The point that a name means, and which of its heads or neurons."""
+    if (listed := re.fullmatch(r"(.+)\[(\d+(?:,\d+)*)\]", name)) is not None:
+        point, _ = _target(lm, listed[1])
+        return point, [int(i) for i in listed[2].split(",")]
     layer, _, what = name.partition(".")
     if not layer.lstrip("-").isdigit():
         (point,) = chosen(lm.parts, [name])
@@ -109,7 +116,7 @@ def _target(lm: Model, name: str) -> tuple[str, int | None]:
         (point,) = chosen(lm.parts, [f"{where}.blocks.{number}.{what}" if what else f"{where}.blocks.{number}"])
         return point, None
     (point,) = chosen(lm.parts, [f"{where}.blocks.{number}.attn:mixed"])
-    return point, int(what)
+    return point, [int(what)]
 
 
 def ablate_view(prompt: Prompt, wanted: Sequence[str], metric: Metric, mean: bool, top: int) -> Section:
@@ -124,8 +131,6 @@ def steer_view(
     prompt: Prompt, direction: Direction, strength: float, metric: Metric, top: int, new_tokens: int
 ) -> Section:
     """The answer with a direction added; and the text that is written with it and without."""
-    from scantling.lens.edits import add
-
     edits = [add(direction.point, direction.vector, strength)]
     title = f"with {strength:g} x a direction of length {float(direction.vector.norm()):.4g} at {direction.point}"
     section = _before_and_after("steer", title, prompt, edits, metric, top)

@@ -12,7 +12,7 @@ from torch import Tensor
 from scantling.errors import ScantlingInputError
 from scantling.lens.attribution import vocabulary_head
 from scantling.lens.hooks import ALL_REAL, Edit, capture
-from scantling.lens.residual import checked_positions
+from scantling.lens.residual import checked_positions, wide
 from scantling.passes import Given
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def next_tokens(
             raise ScantlingInputError(f"temperature is {temperature}: a finite number of at least 0 is needed")
     out = capture(lm, ids, [], given, edits).out
     (at,) = checked_positions(out.shape[1], [position])
-    logits = out[0, at].double()
+    logits = wide(out[0, at])
     chosen = logits.topk(min(top, len(logits)))
     whole = torch.stack([_softmax(logits, temperature) for temperature in temperatures])
     entropies = -torch.where(whole > 0, whole * whole.log(), 0.0).sum(-1)
@@ -69,5 +69,6 @@ def next_tokens(
 
 def _softmax(logits: Tensor, temperature: float) -> Tensor:
     if temperature:
-        return (logits / temperature).softmax(-1)
-    return torch.nn.functional.one_hot(logits.argmax(), len(logits)).double()
+        # Less the largest first, so that no temperature however low divides to infinity.
+        return ((logits - logits.max()) / temperature).softmax(-1)
+    return torch.nn.functional.one_hot(logits.argmax(), len(logits)).to(logits)

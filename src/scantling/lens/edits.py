@@ -15,7 +15,7 @@ from scantling.passes import Given
 if TYPE_CHECKING:
     from scantling.model import Model
 
-BY_HEAD = ("mixed", "q_heads", "k_heads", "v_heads", "q_rotated", "k_rotated", "weights", "scores")
+BY_HEAD = ("mixed", "q_heads", "k_heads", "v_heads", "q_rotated", "k_rotated", "keys", "values", "weights", "scores")
 """Points whose second axis is heads: (B, H, T, ...)."""
 
 
@@ -72,7 +72,7 @@ def means(lm: Model, points: Iterable[str], ids: Any, given: Given = ALL_REAL) -
     (1, H, 1, D) where heads are apart, (1, 1, d) elsewhere.
     """
     seen = capture(lm, ids, points, given)
-    real = None if given.attention_mask is None else torch.as_tensor(given.attention_mask).bool()
+    real = None if given.attention_mask is None else torch.as_tensor(given.attention_mask).bool().to(lm.device)
     found = {}
     for point, value in seen.values.items():
         by_head = point.rpartition(":")[2] in BY_HEAD
@@ -100,7 +100,8 @@ def add(point: str, vector: Tensor, strength: float = 1.0, positions: Sequence[i
         push = strength * vector.to(x)
         if positions is None:
             return x + push
-        return x + _picked(positions, x, 1, f"position of {point!r}").to(x) * push
+        axis = 2 if point.rpartition(":")[2] in BY_HEAD else 1
+        return x + _picked(positions, x, axis, f"position of {point!r}").to(x) * push
 
     return Edit(point, change)
 

@@ -91,6 +91,7 @@ def head_scores(lm: Model, *, length: int = 50, rows: int = 4, seed: int = 0) ->
 
 def second_half_loss(lm: Model, ids: Tensor, length: int) -> Tensor:
     """Mean loss, in nats, of the tokens of the second half that a copy predicts, of ids from `repeated_tokens`: ()."""
+    ids = lm.ids(ids)
     logs = lm.logits(ids).log_softmax(-1)
     at = torch.arange(ids.shape[1] - length, ids.shape[1] - 1)
     return -logs[:, at].gather(-1, ids[:, at + 1, None]).mean()

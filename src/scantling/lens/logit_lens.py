@@ -105,16 +105,15 @@ def logit_lens(
     Raises:
         ScantlingInputError: as `lens_logits`, more than one row, or not a target per position.
     """
-    made = [
-        (point, logits[0].log_softmax(-1))
-        for point, logits in lens_logits(lm, ids, given, positions=positions, tuned=tuned)
-    ]
-    _, own = made[-1]
+    vocabulary_head(lm)
+    own = capture(lm, ids, [], given).out[0].log_softmax(-1)
+    own = own[checked_positions(len(own), positions)]
     wanted = own.argmax(-1) if targets is None else torch.as_tensor(targets, device=own.device)
     if wanted.shape != own.shape[:1]:
         raise ScantlingInputError(f"{len(wanted)} targets for {own.shape[0]} positions: one each is needed")
     found = []
-    for point, logs in made:
+    for point, logits in lens_logits(lm, ids, given, positions=positions, tuned=tuned):
+        logs = logits[0].log_softmax(-1)
         likeliest = logs.topk(min(top, logs.shape[-1]), -1)
         target = logs.gather(-1, wanted[:, None])[:, 0]
         found.append(
@@ -125,7 +124,7 @@ def logit_lens(
                 target.exp(),
                 (logs > target[:, None]).sum(-1) + 1,
                 -(logs.exp() * logs).sum(-1),
-                (own.exp() * (own - logs)).sum(-1),
+                (own.exp() * (own - logs)).sum(-1).clamp(min=0),
             )
         )
     return found

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from scantling.errors import ScantlingInputError
+from scantling.lens.attribution import vocabulary_head
 
 if TYPE_CHECKING:
     from scantling.model import Model
@@ -41,11 +42,12 @@ class Metric:
         return here[:, self.token] - here[:, self.against]
 
     def check(self, lm: Model) -> None:
-        """Refuse tokens that do not exist.
+        """Refuse a model without logits of a vocabulary, and tokens that do not exist.
 
         Raises:
-            ScantlingInputError: one is outside the vocabulary, or both are the same.
+            ScantlingInputError: the head is another, a token is outside the vocabulary, or both are the same.
         """
+        vocabulary_head(lm)
         for token in (self.token, self.against):
             if token is not None and not 0 <= token < lm.card.vocab_size:
                 raise ScantlingInputError(f"token id {token} is outside the vocabulary of {lm.card.vocab_size}")

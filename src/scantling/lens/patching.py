@@ -109,18 +109,18 @@ def patch_grid(
     edits = _noises(good[f"{where}:in"], where, corrupted) if isinstance(corrupted, Noise) else [()]
     bad = torch.stack([metric(capture(lm, spoilt, [], given, edit).out)[0] for edit in edits]).mean()
     score = float(metric(good.out)[0])
-    if score == float(bad):
+    if abs(score - float(bad)) <= 1e-6 * max(1.0, abs(score)):
         raise ScantlingInputError(f"the {metric.name} is {score:.4g} in both passes: there is nothing to bring back")
     heads = kind == "heads"
     if heads and positions is not None:
         raise ScantlingInputError("heads are patched at all positions: leave positions out")
     columns = checked_positions(good[f"{where}:in"].shape[1], positions)
-    rows = []
+    rows, passes = [], _Spoilt(lm, spoilt, given, metric, good, edits)
     for point in points:
         step(point)
         if heads:
             columns = list(range(good[point].shape[1]))
-        rows.append(_row(lm, spoilt, given, metric, good, point, columns, edits))
+        rows.append(passes.row(point, columns))
     if len({len(row) for row in rows}) > 1:
         raise ScantlingInputError("layers have unequal numbers of heads, which make no grid: patch attn instead")
     return Grid(kind, torch.stack(rows), tuple(columns), score, float(bad), metric)
@@ -159,27 +159,27 @@ def _spoil(point: str, at: Sequence[int], noise: Tensor) -> Edit:
     return Edit(point, change)
 
 
-def _row(
-    lm: Model,
-    ids: Tensor,
-    given: Given,
-    metric: Metric,
-    good: Captured,
-    point: str,
-    columns: Sequence[int],
-    edits: Sequence[Sequence[Edit]],
-) -> Tensor:
-    """The metric with each column patched, averaged over the ways of corruption; one column is one row of a pass."""
-    found = []
-    for start in range(0, len(columns), ROWS):
-        some = columns[start : start + ROWS]
-        patch = (
-            _head_patch(point, good[point], some) if _by_head(point) else put(point, good[point], [[c] for c in some])
-        )
-        rows = ids.expand(len(some), -1)
-        passes = [capture(lm, rows, [], _repeated(given, len(some)), [*edit, patch]).out for edit in edits]
-        found.append(torch.stack([metric(out) for out in passes]).mean(0))
-    return torch.cat(found)
+@dataclass(frozen=True)
+class _Spoilt:
+    """The corrupted pass, in one way or several, and the clean values to put into it."""
+
+    lm: Model
+    ids: Tensor
+    given: Given
+    metric: Metric
+    good: Captured
+    edits: Sequence[Sequence[Edit]]
+
+    def row(self, point: str, columns: Sequence[int]) -> Tensor:
+        """The metric with each column patched, averaged over the ways of corruption; a column is a row of a pass."""
+        found = []
+        for start in range(0, len(columns), ROWS):
+            some, value = columns[start : start + ROWS], self.good[point]
+            patch = _head_patch(point, value, some) if _by_head(point) else put(point, value, [[c] for c in some])
+            rows, given = self.ids.expand(len(some), -1), _repeated(self.given, len(some))
+            passes = [capture(self.lm, rows, [], given, [*edit, patch]).out for edit in self.edits]
+            found.append(torch.stack([self.metric(out) for out in passes]).mean(0))
+        return torch.cat(found)
 
 
 def _by_head(point: str) -> bool:

@@ -47,7 +47,7 @@ def _height(chart: Heat | Bars) -> float:
 
 
 def _heat(figure: Any, axes: Any, chart: Heat) -> None:
-    values = chart.values.float()
+    values = chart.values.float().cpu()
     most = float(values.abs().max()) or 1.0
     span = {"cmap": "RdBu_r", "vmin": -most, "vmax": most} if chart.signed else {"cmap": "viridis", "vmin": 0.0}
     image = axes.imshow(values.numpy(), aspect="auto", **span)

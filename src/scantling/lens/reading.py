@@ -9,6 +9,7 @@ from torch import Tensor
 
 from scantling.errors import ScantlingInputError
 from scantling.lens.hooks import ALL_REAL, capture
+from scantling.lens.points import stack_of
 from scantling.passes import Given
 from scantling.text.tokenizer import Tokenizer
 
@@ -24,19 +25,21 @@ class Prompt:
         lm: the model.
         ids: (1, T); of an encoder-decoder the source, whose target is in `given`.
         given: what goes with them.
-        position: of the token that is looked at, from 0, among those that the head reads.
+        position: of the token that is looked at, from 0, among those that `stack` reads.
+        stack: the one that is looked into; by default the one that the head reads.
     """
 
     lm: Model
     ids: Tensor
     given: Given
     position: int
+    stack: str | None = None
 
     @property
     def read(self) -> list[int]:
-        """The ids that the head reads: of the target, where there is one."""
-        ids = self.ids if self.given.decoder_ids is None else self.given.decoder_ids
-        return [int(i) for i in ids[0]]
+        """The ids that the stack reads: of the target, where there is one and it is no encoder."""
+        source = self.given.decoder_ids is None or self.stack == "encoder"
+        return [int(i) for i in (self.ids if source else self.given.decoder_ids)[0]]
 
     @property
     def words(self) -> list[str]:
@@ -61,33 +64,50 @@ def word(lm: Model, token: int) -> str:
 
 
 def read_prompt(
-    lm: Model, text: str, *, as_ids: bool = False, target: str | None = None, position: int | None = None
+    lm: Model,
+    text: str,
+    *,
+    as_ids: bool = False,
+    target: str | None = None,
+    position: int | None = None,
+    stack: str | None = None,
 ) -> Prompt:
     """A text, or ids as ``12 7 3``, for the lens.
 
     Args:
         target: of an encoder-decoder, how its answer begins; default not at all.
         position: of the token to look at, negative ones from the end; default the first mask, else the last token.
+        stack: to look into; by default the one that the head reads.
 
     Raises:
         ScantlingInputError: an empty text, no tokenizer, no such position, or a target for a model that reads none.
     """
+    stack_of(lm, stack)
     ids = lm.ids(_ids(lm, text, as_ids, "the prompt"))
     given = ALL_REAL
     if lm.parts.two_stacks:
-        if lm.start_id is None:
-            raise ScantlingInputError("the checkpoint does not say with what a target begins (decoder_start_token_id)")
         more = [] if not target else _ids(lm, target, as_ids, "the target", bare=True)
-        given = Given(decoder_ids=lm.ids([lm.start_id, *more]))
+        given = Given(decoder_ids=lm.ids([*first_target(lm), *more]))
     elif target is not None:
         raise ScantlingInputError(f"{lm.card.name} is of family {lm.card.family} and has no target beside its prompt")
-    read = [int(i) for i in (ids if given.decoder_ids is None else given.decoder_ids)[0]]
+    read = Prompt(lm, ids, given, 0, stack).read
     mask = None if lm.tokenizer is None else lm.tokenizer.mask_id
     if position is None:
         position = read.index(mask) if lm.card.family == "encoder" and mask in read else len(read) - 1
     if not -len(read) <= position < len(read):
         raise ScantlingInputError(f"position {position}: there are {len(read)} tokens, 0 to {len(read) - 1}")
-    return Prompt(lm, ids, given, position % len(read))
+    return Prompt(lm, ids, given, position % len(read), stack)
+
+
+def first_target(lm: Model) -> list[int]:
+    """What the target of an encoder-decoder begins with.
+
+    Raises:
+        ScantlingInputError: nobody says.
+    """
+    if lm.start_id is None:
+        raise ScantlingInputError("the checkpoint does not say with what a target begins (decoder_start_token_id)")
+    return [lm.start_id]
 
 
 def _ids(lm: Model, text: str, as_ids: bool, what: str, bare: bool = False) -> list[int]:

@@ -63,8 +63,8 @@ class Decomposition:
     @property
     def error(self) -> float:
         """The largest difference between the sum and the stream, in units of the stream's largest number."""
-        away = (self.values.sum(0) - self.stream.double()).abs().max()
-        return float(away / self.stream.double().abs().max())
+        stream = wide(self.stream)
+        return float((self.values.sum(0) - stream).abs().max() / stream.abs().max())
 
 
 def decompose(
@@ -94,7 +94,8 @@ def decompose(
     where, part = stack_of(lm, stack)
     seen = capture(lm, ids, _points(lm, where, by_head), given, edits)
     walk = _Walk(lm, where, seen, positions, by_head)
-    stream = walk.run(normed)
+    with torch.no_grad():
+        stream = walk.run(normed)
     terms, values = zip(*walk.terms, strict=True)
     return Decomposition(terms, torch.stack(values), stream, normed and part.final_norm is not None)
 
@@ -115,6 +116,11 @@ def _points(lm: Model, where: str, by_head: bool) -> list[str]:
             found += [f"{at}.{sub.name}:merged"] * (by_head and hasattr(sub.part, "n_heads"))
             found += [f"{at}:after_{sub.name}"] * isinstance(block, Block)
     return found
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in float64, on the CPU where its own device has none (mps)."""
+    return x.cpu().double() if x.device.type == "mps" else x.double()
 
 
 def checked_positions(count: int, positions: Sequence[int] | None) -> list[int]:
@@ -143,7 +149,7 @@ class _Walk:
 
     def value(self, point: str) -> Tensor:
         """What passed a point, at the wanted positions, in float64."""
-        return self.seen[point][:, self.at].double()
+        return wide(self.seen[point][:, self.at])
 
     def add(self, term: Term, value: Tensor) -> None:
         """One more summand; shifts are gathered in one."""
@@ -185,7 +191,7 @@ class _Walk:
             below = f"{self.where}.embed_norm"
         if stack.widen is not None:
             widen = self._linear(f"{self.where}.widen")
-            self.terms = [(term, value @ widen.weight.double().T) for term, value in self.terms]
+            self.terms = [(term, value @ wide(widen.weight).T) for term, value in self.terms]
             self._shift(widen.bias)
             below = f"{self.where}.widen"
         return below
@@ -226,10 +232,10 @@ class _Walk:
         width = merged.shape[-1] // n_heads
         for head in range(n_heads):
             columns = slice(head * width, (head + 1) * width)
-            value = merged[..., columns] @ out.weight[:, columns].double().T
+            value = merged[..., columns] @ wide(out.weight[:, columns]).T
             yield replace(term, name=f"{path}[{head}]", head=head), value
         if out.bias is not None:
-            yield Term(f"{path}.o.bias", term.layer, "shift"), out.bias.double().expand_as(self.value(path))
+            yield Term(f"{path}.o.bias", term.layer, "shift"), wide(out.bias).expand_as(self.value(path))
 
     def _linear(self, path: str) -> nn.Linear:
         found = self.modules[path]
@@ -239,7 +245,7 @@ class _Walk:
 
     def _shift(self, bias: Tensor | None) -> None:
         if bias is not None:
-            self.add(SHIFTS, bias.double().expand_as(self.terms[0][1]))
+            self.add(SHIFTS, wide(bias).expand_as(self.terms[0][1]))
 
     def _norm(self, path: str, part: Norm, stream: Tensor) -> None:
         self.terms = self._through(path, part, stream, self.terms)
@@ -250,7 +256,7 @@ class _Walk:
         self, path: str, part: Norm, stream: Tensor, terms: Sequence[tuple[Term, Tensor]]
     ) -> list[tuple[Term, Tensor]]:
         """Each term through the norm that `stream` went through, its shift left out."""
-        gain = self.modules[path].weight.double()
+        gain = wide(self.modules[path].weight)
         centred = isinstance(part, LayerNorm)
         if isinstance(part, RMSNorm) and part.plus_one:
             gain = 1 + gain

@@ -8,6 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+WIDE = 14
+"""Columns of a map that are printed as a square; of a wider one the strongest places are."""
+
 
 @dataclass(frozen=True)
 class Heat:
@@ -18,6 +21,7 @@ class Heat:
         rows, columns: their labels.
         what: the rows and the columns are.
         signed: numbers below 0 mean something, and 0 is the middle of the scale.
+        texts: what stands in the cells of a page, by row and column; () for nothing.
     """
 
     values: Tensor
@@ -25,6 +29,7 @@ class Heat:
     columns: Sequence[str]
     what: tuple[str, str]
     signed: bool = False
+    texts: Sequence[Sequence[str]] = ()
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Section:
         name: of the view.
         title: one line.
         columns, rows: of its table.
-        data: the same for JSON, whole.
+        data: the same for JSON, whole; tensors stand for lists.
         arrays: by name, for a safetensors file.
         charts: what is drawn.
         notes: sentences below the table.

@@ -20,6 +20,7 @@ from scantling.lens.arrays import read_arrays, write_arrays
 from scantling.lens.edits import add
 from scantling.lens.hooks import ALL_REAL, capture, edited
 from scantling.lens.points import chosen
+from scantling.lens.reading import first_target
 from scantling.passes import Given
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def _seen(lm: Model, text: str, point: str, position: int) -> Tensor:
     ids = lm.tokenizer.encode(text)
     if not ids:
         raise ScantlingInputError("a text of a pair is empty: at least one token is needed")
-    given = Given(decoder_ids=[lm.start_id or 0]) if lm.parts.two_stacks else ALL_REAL
+    given = Given(decoder_ids=first_target(lm)) if lm.parts.two_stacks else ALL_REAL
     value = capture(lm, ids, [point], given)[point]
     if value.dim() != 3:
         raise ScantlingInputError(f"{point!r} is no stream of vectors (B, T, d): it has shape {list(value.shape)}")

@@ -10,31 +10,26 @@ import torch
 from torch import Tensor
 
 from scantling.errors import ScantlingInputError
-from scantling.lens.attention import attention_maps
 from scantling.lens.attribution import attribute, vocabulary_head
 from scantling.lens.distribution import next_tokens
 from scantling.lens.induction import head_scores
 from scantling.lens.logit_lens import Reading, logit_lens
-from scantling.lens.points import heads_at
 from scantling.lens.reading import Prompt, word
-from scantling.lens.residual import decompose
-from scantling.lens.sections import Bars, Heat, Section
+from scantling.lens.residual import decompose, wide
+from scantling.lens.sections import WIDE, Bars, Heat, Section
 
 if TYPE_CHECKING:
     from scantling.model import Model
 
-WIDE = 14
-"""Columns of a map that are printed as a square; of a wider one the strongest places are."""
 
-
-def answers(prompt: Prompt, token: int | None, against: int | None) -> tuple[int, int]:
+def answers(prompt: Prompt, token: int | None, against: int | None, position: int) -> tuple[int, int]:
     """The token that is looked at and the one it is compared with: as named, else the likeliest and the next one.
 
     Raises:
         ScantlingInputError: both are the same, or the head gives no logits of a vocabulary.
     """
     vocabulary_head(prompt.lm)
-    order = prompt.logits()[prompt.position].topk(3).indices.tolist()
+    order = prompt.logits()[position].topk(3).indices.tolist()
     first = order[0] if token is None else token
     second = next(i for i in order if i != first) if against is None else against
     if first == second:
@@ -103,6 +98,39 @@ def lens_view(prompt: Prompt, tuned: dict[str, Tensor] | None, token: int, top: 
     )
 
 
+def lens_grid_view(prompt: Prompt, tuned: dict[str, Tensor] | None) -> Section:
+    """The likeliest token after each layer at every token of the text."""
+    lm, words = prompt.lm, prompt.words
+    readings = logit_lens(lm, prompt.ids, prompt.given, tuned=tuned, top=1)
+    texts = [[word(lm, int(i)) for i in reading.top[:, 0]] for reading in readings]
+    shares = torch.stack([reading.probabilities[:, 0] for reading in readings])
+    first = max(0, len(words) - WIDE)
+    names = [_layer(reading.point) for reading in readings]
+    rows = [(name, *(repr(text) for text in row[first:])) for name, row in zip(names, texts, strict=True)]
+    data = [
+        {
+            "point": reading.point,
+            "top": [
+                {"token": text, "id": int(i), "probability": float(p)}
+                for text, i, p in zip(row, reading.top[:, 0], reading.probabilities[:, 0], strict=True)
+            ],
+        }
+        for reading, row in zip(readings, texts, strict=True)
+    ]
+    chart = Heat(shares, names, words, ("after", "token"), texts=texts)
+    shown = f"the last {WIDE} of {len(words)} tokens are shown" if first else "the likeliest token in each place"
+    return Section(
+        "logit-lens",
+        f"{'tuned' if tuned else 'logit'} lens at every token",
+        ("after", *(f"{i} {text!r}" for i, text in enumerate(words) if i >= first)),
+        rows,
+        data,
+        {"logit-lens.top": torch.stack([r.top[:, 0] for r in readings]), "logit-lens.probabilities": shares},
+        [("the likeliest token after each layer, the darker the surer", chart)],
+        [shown],
+    )
+
+
 def _layer(point: str) -> str:
     return "embeddings" if point.endswith(":in") else f"layer {point.rpartition('.')[2]}"
 
@@ -167,8 +195,8 @@ def _by_layer(terms: Sequence[Mapping[str, Any]]) -> Heat:
 
 def residual_view(prompt: Prompt) -> Section:
     """The stream in front of the head, as the sum of what wrote it."""
-    found = decompose(prompt.lm, prompt.ids, prompt.given, positions=[prompt.position])
-    values, stream = found.values[:, 0, 0], found.stream[0, 0].double()
+    found = decompose(prompt.lm, prompt.ids, prompt.given, stack=prompt.stack, positions=[prompt.position])
+    values, stream = found.values[:, 0, 0], wide(found.stream[0, 0])
     sizes, shares = values.norm(dim=-1), values @ stream / stream.square().sum()
     names = [term.name for term in found.terms]
     rows = [(name, float(size), float(share)) for name, size, share in zip(names, sizes, shares, strict=True)]
@@ -183,68 +211,6 @@ def residual_view(prompt: Prompt) -> Section:
         [("share of the stream", Bars(names, shares.tolist(), ""))],
         [f"the terms differ from the stream by {found.error:.1e} of its largest number at most"],
     )
-
-
-def attention_view(prompt: Prompt, layers: Sequence[int] | None, head: int | None, top: int, cross: bool) -> Section:
-    """Which tokens each head reads; of one head, its whole map."""
-    maps = attention_maps(prompt.lm, prompt.ids, layers, prompt.given, cross=cross)
-    if not maps:
-        raise ScantlingInputError(f"{prompt.lm.card.name} has no {'cross-' if cross else ''}attention to show")
-    for path in maps:
-        if head is not None and not 0 <= head < heads_at(prompt.lm, path):
-            raise ScantlingInputError(f"head {head}: {path} has heads 0 to {heads_at(prompt.lm, path) - 1}")
-    keys = prompt.source_words if cross else prompt.words
-    arrays = {f"{path}:weights": weights[0] for path, weights in maps.items()}
-    data = {path: weights.tolist() for path, weights in arrays.items()}
-    if head is not None and len(maps) == 1:
-        return _one_map(prompt, next(iter(arrays)), head, arrays, keys)
-    at = prompt.position
-    rows = []
-    for path, weights in maps.items():
-        for number, row in enumerate(weights[0, :, at].float()):
-            if head is not None and number != head:
-                continue
-            ahead = row.clone()
-            if not cross and at > 0:
-                ahead[0] = -1
-            key = int(ahead.argmax())
-            rows.append((_path_layer(path), number, repr(keys[key]), key, float(row[key]), float(row[0])))
-    rows.sort(key=lambda row: -row[4])
-    what = "of the source" if cross else "but the first token"
-    note = f"{len(rows)} heads; the {min(top, len(rows))} that read one token {what} most are shown"
-    mean = torch.stack([weights[0].float().mean(0) for weights in maps.values()]).mean(0)
-    return Section(
-        "cross-attention" if cross else "attention",
-        f"what heads read at token {at}, {prompt.words[at]!r}",
-        ("layer", "head", "reads", "at", "weight", "on the first"),
-        rows[:top],
-        data,
-        arrays,
-        [("attention, mean over layers and heads", Heat(mean, prompt.words, keys, ("query", "key")))],
-        [note],
-    )
-
-
-def _path_layer(path: str) -> int:
-    return int(path.split(".")[2])
-
-
-def _one_map(prompt: Prompt, name: str, head: int, arrays: dict[str, Tensor], keys: Sequence[str]) -> Section:
-    weights, words = arrays[name][head].float(), prompt.words
-    columns: Sequence[str] = ("query", *(repr(key) for key in keys))
-    rows = [(repr(text), *(round(x, 4) for x in row)) for text, row in zip(words, weights.tolist(), strict=True)]
-    if len(keys) > WIDE:
-        columns = ("query", "reads", "weight", "then", "weight")
-        rows = []
-        for text, row in zip(words, weights, strict=True):
-            best = row.topk(min(2, len(row)))
-            pairs = [(repr(keys[int(i)]), float(p)) for p, i in zip(best.values, best.indices, strict=True)]
-            rows.append((repr(text), *(cell for pair in pairs for cell in pair)))
-    path = name.rpartition(":")[0]
-    title = f"attention of {path}, head {head}"
-    heat = Heat(weights, words, keys, ("query", "key"))
-    kind = "cross-attention" if ".cross" in path else "attention"
-    return Section(kind, title, columns, rows, {name: arrays[name].tolist()}, arrays, [(title, heat)])
 
 
 def induction_view(lm: Model, length: int, rows: int, seed: int, top: int) -> Section:

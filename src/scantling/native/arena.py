@@ -61,7 +61,7 @@ class Arena:
         self._start = self._library.sc_arena(self.nbytes)
         if not self._start:
             raise ScantlingInputError(f"{self.nbytes:,} bytes for the compiled pass cannot be allocated")
-        self._freed = weakref.finalize(self, self._library.sc_free, self._start)
+        self._freed = weakref.finalize(self, self._library.sc_free, self._start, self.nbytes)
 
     def write(self) -> None:
         """Make every array and bring it to its place."""

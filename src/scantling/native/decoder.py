@@ -13,10 +13,10 @@ import numpy as np
 from scantling.errors import ScantlingInputError
 from scantling.native import library as native
 from scantling.native.arena import LINE, Arena, Place
-from scantling.native.packed import Packed, layer_norms
-from scantling.native.program import ACTS
+from scantling.native.packed import Packed
 from scantling.native.tiles import ROWS, padded
 from scantling.parts.mlp import GatedMLP
+from scantling.parts.position import Learned
 from scantling.parts.rope import RoPE
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class Decoder:
         packed: the weights.
         slots: sequences that the cache holds.
         capacity: positions of each.
+        pages: (slots, capacity / 16) where each 16 positions of a sequence are kept: at first every slot has its own
+            pages, one behind the other.
         logits: (most rows, vocabulary) of the last pass, in the order of the rows that asked for them.
         cache_nbytes: of keys and values.
     """
@@ -40,12 +42,15 @@ class Decoder:
         *,
         slots: int = 1,
         capacity: int,
+        pages: int | None = None,
         threads: int | None = None,
         quantised: bool = False,
     ) -> None:
         """Allocate the cache and start the threads.
 
         Args:
+            pages: of 16 positions that there are; default as many as all slots have. With fewer, whoever fills slots
+                says which pages they have.
             threads: default one per core that this process may use.
             quantised: activations that meet 8- and 4-bit weights are rounded to 8 bits, with a scale for 32 of them.
 
@@ -56,6 +61,8 @@ class Decoder:
         if quantised and not self._library.sc_integer_dot():
             raise ScantlingInputError("8-bit activations need a processor with AVX-512 VNNI; the exact pass runs here")
         self.slots, self.capacity = slots, padded(capacity, ROWS)
+        self._own_pages = pages is None
+        self._page_count = pages or slots * (self.capacity // ROWS)
         self._quantised, self._threads = quantised, threads or usable_cores()
         self._arena = Arena(self._library)
         self._lay_out()
@@ -63,22 +70,27 @@ class Decoder:
 
     def _lay_out(self) -> None:
         outline, out = self.packed.outline, self.packed.out
-        a, mlp = outline.attention, outline.mlp
-        gates = 2 if isinstance(mlp, GatedMLP) else 1
-        widths = (out.columns, (a.n_heads + 2 * a.n_kv_heads) * a.d_head, gates * mlp.d_ff)
+        a, d_head = outline.attention, outline.d_head
+        widths = [out.columns, (a.n_heads + 2 * a.n_kv_heads) * d_head]
+        for layer in outline.layers:
+            widths.append((2 if isinstance(layer.mlp, GatedMLP) else 1) * padded(layer.mlp.d_ff, ROWS))
         self._widest = padded(max(widths), LINE)
         most = self.most_rows
         self._scratch = self._arena.reserve(4 * self._library.sc_scratch(self._widest))
         self._scores = self._arena.reserve(4 * most * padded(out.rows, ROWS))
         schemes = {layer.attention.position for layer in outline.layers}
         self._turned = {position: self._turns(position) for position in schemes}
-        kept = 4 * self.slots * a.n_kv_heads * self.capacity * a.d_head
+        kept = 4 * self._page_count * ROWS * a.n_kv_heads * d_head
         self._kept = [(self._arena.reserve(kept), self._arena.reserve(kept)) for _ in outline.layers]
         self.cache_nbytes = 2 * kept * len(outline.layers)
+        self._paged = self._arena.reserve(4 * self.slots * (self.capacity // ROWS))
 
     def _begin(self) -> None:
         self._arena.allocate()
         self._arena.write()
+        self.pages: NDArray[np.int32] = self._arena.bytes(self._paged).view(np.int32).reshape(self.slots, -1)
+        if self._own_pages:
+            self.pages[:] = np.arange(self.pages.size).reshape(self.pages.shape)
         told = [self._told(i) for i in range(len(self._kept))]
         self._layers = (native.Layer * len(told))(*told)
         self._program = self._program_of()
@@ -109,36 +121,34 @@ class Decoder:
         return told
 
     def _program_of(self) -> native.Program:
-        o = self.packed.outline
-        a, mlp, model = o.attention, o.mlp, o.model
-        assert model.decoder is not None
-        first = layer_norms(o.layers[0], o)["attn"]
+        packed, o = self.packed, self.packed.outline
+        a, model, position = o.attention, o.model, o.stack.position
         return native.Program(
             d=model.table.d_model,
             heads=a.n_heads,
             kv_heads=a.n_kv_heads,
-            head=a.d_head,
+            head=o.d_head,
             turned=o.turned,
-            d_ff=mlp.d_ff,
-            gated=isinstance(mlp, GatedMLP),
-            act=ACTS[mlp.act],
             layers=len(o.layers),
             vocab=o.head.vocab_size,
             slots=self.slots,
             capacity=self.capacity,
             threads=self._threads,
             quantised=self._quantised,
-            eps=first.eps,
-            qk_eps=getattr(a.q_norm, "eps", 0.0),
-            scale=a.scale,
+            parallel=o.parallel,
+            offset=position.offset if isinstance(position, Learned) else 0,
             softcap=a.softcap or 0.0,
+            clip=a.clip or 0.0,
             logit_softcap=o.head.softcap or 0.0,
             embed_scale=1.0 if model.scale is None else model.scale,
             logit_scale=1.0 if o.head.scale is None else o.head.scale,
             layer=ctypes.cast(self._layers, ctypes.c_void_p),
-            table=self.packed.matrix(self.packed.table),
-            out=self.packed.matrix(self.packed.out),
-            final_norm=self.packed.at(self.packed.final_norm),
+            table=packed.matrix(packed.table),
+            out=packed.matrix(packed.out),
+            places=packed.matrix(packed.places),
+            embed_norm=packed.norm(packed.embed_norm),
+            final_norm=packed.norm(packed.final_norm),
+            pages=self._arena.at(self._paged),
             logits=self._arena.at(self._scores),
         )
 
@@ -177,11 +187,17 @@ class Decoder:
         for what, values, end in (
             ("token id", ids, self.packed.outline.head.vocab_size),
             ("slot", slots, self.slots),
-            ("position", positions, self.capacity),
+            ("position", positions, self._positions),
         ):
             if values.min() < 0 or values.max() >= end:
                 odd = values.min() if values.min() < 0 else values.max()
                 raise ScantlingInputError(f"{what} {odd} is outside 0 to {end - 1}")
+
+    @property
+    def _positions(self) -> int:
+        """Positions that a text may have: as many as fit, and no more than have a vector."""
+        scheme = self.packed.outline.stack.position
+        return min(self.capacity, scheme.n_positions) if isinstance(scheme, Learned) else self.capacity
 
     def select(self, rows: Sequence[int]) -> Decoder:
         """A decoder whose slot i is what slot rows[i] is here: this one, or a larger one where there are more rows."""
@@ -194,6 +210,7 @@ class Decoder:
                 threads=self._threads,
                 quantised=self._quantised,
             )
+        assert self._own_pages, "slots that share pages are selected by whoever fills them"
         for own, theirs in zip(self._kept, target._kept, strict=True):
             for source, place in zip(own, theirs, strict=True):
                 slots = self._arena.bytes(source).reshape(self.slots, -1)
@@ -206,10 +223,10 @@ class Decoder:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Cores that this process may use; at most $OMP_NUM_THREADS where that is a number, as PyTorch has it."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(found, int(asked)) if asked.isdecimal() and int(asked) else found
 
 
 def _close(library: Any, program: Any, *held: Any) -> None:

@@ -35,16 +35,30 @@ class Matrix(ctypes.Structure):
     )
 
 
+class Norm(ctypes.Structure):
+    """`Norm` of pass.cpp."""
+
+    _fields_ = (
+        ("gain", _pointer),
+        ("shift", _pointer),
+        ("eps", _float),
+        ("kind", _int),
+        ("n", _int),
+        ("stride", _int),
+    )
+
+
 class Layer(ctypes.Structure):
     """`Layer` of pass.cpp."""
 
     _fields_ = (
-        *((name, Matrix) for name in ("qkv", "o", "up", "down")),
-        *((name, _pointer) for name in ("attn_norm", "mlp_norm", "q_norm", "k_norm", "cos", "sin")),
-        ("window", _int),
-        ("pad", _int),
-        ("keys", _pointer),
-        ("values", _pointer),
+        *((name, Matrix) for name in ("qkv", "o", "up", "down", "router")),
+        ("norms", Norm * 6),
+        *((name, Norm) for name in ("q_norm", "k_norm")),
+        *((name, _pointer) for name in ("cos", "sin", "slopes", "sinks")),
+        *((name, _int) for name in ("window", "d_ff", "gated", "act", "experts", "chosen", "scoring", "normalize")),
+        *((name, _float) for name in ("scale", "kept_scale", "limit", "alpha")),
+        *((name, _pointer) for name in ("keys", "values")),
     )
 
 
@@ -55,21 +69,15 @@ class Program(ctypes.Structure):
         *(
             (name, _int)
             for name in (
-                *("d", "heads", "kv_heads", "head", "turned", "d_ff", "gated", "act"),
-                *("layers", "vocab", "slots", "capacity", "threads", "quantised"),
+                *("d", "heads", "kv_heads", "head", "turned", "layers", "vocab"),
+                *("slots", "capacity", "threads", "quantised", "parallel", "offset", "pad"),
             )
         ),
-        *(
-            (name, _float)
-            for name in (*("eps", "qk_eps", "scale", "softcap", "logit_softcap", "embed_scale", "logit_scale", "pad"),)
-        ),
+        *((name, _float) for name in ("softcap", "logit_softcap", "embed_scale", "logit_scale", "clip", "pad_too")),
         ("layer", _pointer),
-        ("table", Matrix),
-        ("out", Matrix),
-        ("final_norm", _pointer),
-        ("logits", _pointer),
-        ("pool", _pointer),
-        ("scratch", _pointer),
+        *((name, Matrix) for name in ("table", "out", "places")),
+        *((name, Norm) for name in ("embed_norm", "final_norm")),
+        *((name, _pointer) for name in ("pages", "logits", "pool", "scratch")),
     )
 
 
@@ -88,10 +96,10 @@ def compiler() -> str | None:
 
 
 def missing() -> str | None:
-    """Why nothing can be compiled here; None where it can."""
+    """Why there is no compiled pass for this processor and none can be made; None where there is or can."""
     if platform.system() not in ("Linux", "Darwin"):
         return f"the compiled pass is not made for {platform.system()}"
-    return None if compiler() else "no C++ compiler was found (g++ or clang++, or $CXX)"
+    return None if is_built() or compiler() else "no C++ compiler was found (g++ or clang++, or $CXX)"
 
 
 @cache
@@ -101,16 +109,15 @@ def library(march: str = "native") -> Any:
     Raises:
         ScantlingInputError: there is no compiler, or it refuses the source.
     """
-    why, found = missing(), compiler()
-    if why or found is None:
+    if (why := missing()) is not None:
         raise ScantlingInputError(f"{why}; without it everything runs through PyTorch, slower")
-    target = _target(found, march)
+    target = _target(march)
     if not target.exists():
-        _compile(found, march, target)
+        _compile(march, target)
     loaded = ctypes.CDLL(str(target))
     for name, result, given in (
         ("sc_arena", _pointer, [ctypes.c_size_t]),
-        ("sc_free", None, [_pointer]),
+        ("sc_free", None, [_pointer, ctypes.c_size_t]),
         ("sc_tile_bytes", ctypes.c_long, [ctypes.c_int]),
         ("sc_scratch", ctypes.c_long, [ctypes.c_long]),
         ("sc_start", None, [_pointer, _pointer, ctypes.c_long]),
@@ -119,21 +126,20 @@ def library(march: str = "native") -> Any:
     ):
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, given
-    sizes = [loaded.sc_sizes(i) for i in range(3)]
-    assert sizes == [ctypes.sizeof(kind) for kind in (Program, Layer, Matrix)], "pass.cpp and library.py disagree"
+    kinds = (Program, Layer, Matrix, Norm)
+    sizes = [loaded.sc_sizes(i) for i in range(len(kinds))]
+    assert sizes == [ctypes.sizeof(kind) for kind in kinds], "pass.cpp and library.py disagree"
     return loaded
 
 
 def is_built() -> bool:
     """Whether the pass for this processor is in the cache folder."""
-    found = compiler()
-    return found is not None and _target(found, "native").exists()
+    return _target("native").exists()
 
 
-def _target(found: str, march: str) -> Path:
-    """A file whose name tells the source, the compiler, the flags and the processor apart."""
-    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
-    told = [SOURCE.read_text(), version, *FLAGS, march, _processor() if march == "native" else ""]
+def _target(march: str) -> Path:
+    """A file whose name tells the source, the flags and the processor apart."""
+    told = [SOURCE.read_text(), *FLAGS, march, _processor() if march == "native" else ""]
     key = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
     return cache_folder() / "native" / f"pass-{key}.so"
 
@@ -146,7 +152,10 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
 
 
-def _compile(found: str, march: str, target: Path) -> None:
+def _compile(march: str, target: Path) -> None:
+    found = compiler()
+    if found is None:
+        raise ScantlingInputError(f"no C++ compiler was found to make the pass for {march}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:

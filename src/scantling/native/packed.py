@@ -10,26 +10,58 @@ import numpy as np
 from scantling.native import library as native
 from scantling.native.arena import Arena, Place
 from scantling.native.kept import Kept
-from scantling.native.program import Layer, Outline
-from scantling.native.tiles import KINDS, ROWS, join, nbytes, pack, padded
+from scantling.native.program import ACTS, SCORINGS, Layer, Outline
+from scantling.native.tiles import KINDS, ROWS, Stored, in_heads, join, nbytes, pack, padded
 from scantling.native.weights import Weights
-from scantling.parts.leaf import RMSNorm
+from scantling.parts.leaf import HeadNorm, LayerNorm, RMSNorm
 from scantling.parts.mlp import GatedMLP
+from scantling.parts.position import ALiBi, Learned
 from scantling.parts.rope import RoPE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+NO_NORM, RMS, LAYER = range(3)
+
 
 @dataclass(frozen=True)
 class Tiled:
-    """A matrix in the arena."""
+    """A matrix in the arena, or those of `experts` one behind the other, each of so many rows."""
 
     kind: str
     rows: int
     columns: int
     data: Place
     bias: Place | None
+    experts: int = 1
+
+
+@dataclass(frozen=True)
+class Normed:
+    """A norm in the arena."""
+
+    eps: float
+    kind: int
+    n: int
+    stride: int
+    gain: Place
+    shift: Place | None
+
+
+@dataclass(frozen=True)
+class PackedLayer:
+    """What a layer has in the arena; None where it has no such thing."""
+
+    qkv: Tiled
+    o: Tiled
+    up: Tiled
+    down: Tiled
+    router: Tiled | None
+    norms: tuple[Normed | None, ...]
+    q_norm: Normed | None
+    k_norm: Normed | None
+    slopes: Place | None
+    sinks: Place | None
 
 
 class Packed:
@@ -49,17 +81,23 @@ class Packed:
             keep: leave the packed weights in the cache folder, and read them from there the next time.
 
         Raises:
-            ScantlingInputError: no compiler, an unknown width, or the memory does not suffice.
+            ScantlingInputError: no compiler, an unknown width, weights that do not fill tiles, or too little memory.
         """
-        self.outline, self._weights = outline, weights
+        self.outline, self._weights, self._names = outline, weights, frozenset(outline.model.named_stored)
         self.library = native.library(march)
         self._arena = Arena(self.library)
-        self.table = self._matrix(["embed.weight"])
-        self.out = self.table if outline.head.tied else self._matrix(["head.matrix.weight"])
+        stack, head = outline.stack, outline.head
+        self.table = self._matrix(["embed.weight"], ["head.bias"])
+        self.out = self.table if head.tied else self._matrix(["head.matrix.weight"], self._head_bias())
+        learned = isinstance(stack.position, Learned)
+        self.places = self._matrix(["decoder.position.table.weight"]) if learned else None
+        self.embed_norm = self._norm("decoder.embed_norm", stack.embed_norm)
         self.layers = [self._layer(layer) for layer in outline.layers]
-        assert outline.model.decoder is not None
-        self.final_norm = self._gain("decoder.final_norm", outline.model.decoder.final_norm)
+        self.final_norm = self._norm("decoder.final_norm", stack.final_norm)
         self._bring(Kept.of(weights, outline) if keep else None)
+
+    def _head_bias(self) -> list[str]:
+        return ["head.bias" if "head.bias" in self._names else "head.matrix.bias"]
 
     @property
     def nbytes(self) -> int:
@@ -68,9 +106,16 @@ class Packed:
 
     @property
     def read_nbytes(self) -> int:
-        """Of that, what a token needs: of a table that only looks up, one row."""
-        unread = 0 if self.outline.head.tied else self.table.data.nbytes * (self.table.rows - 1) // self.table.rows
+        """Of that, what a token needs: of a table that only looks up, one row; of experts, the chosen ones."""
+        unread = sum(m.data.nbytes * (m.rows - 1) // m.rows for m in self._looked_up())
+        for layer, held in zip(self.outline.layers, self.layers, strict=True):
+            if layer.experts is not None:
+                idle = layer.experts.router.n_experts - layer.experts.router.top_k
+                unread += sum(m.data.nbytes // m.experts * idle for m in (held.up, held.down))
         return self.nbytes - unread
+
+    def _looked_up(self) -> list[Tiled]:
+        return [m for m in (self.places, None if self.outline.head.tied else self.table) if m is not None]
 
     def _bring(self, kept: Kept | None) -> None:
         """Everything to its place, from the cache folder if it is there."""
@@ -84,104 +129,175 @@ class Packed:
 
     def layer(self, number: int) -> native.Layer:
         """What the pass is told of a layer's weights."""
-        told, held = (
-            native.Layer(window=self.outline.layers[number].attention.visibility.window or 0),
-            self.layers[number],
+        layer, held = self.outline.layers[number], self.layers[number]
+        a, mlp = layer.attention, layer.mlp
+        limit, alpha = getattr(mlp, "clamp", None) or (0.0, 0.0)
+        told = native.Layer(
+            window=a.visibility.window or 0,
+            d_ff=mlp.d_ff,
+            gated=isinstance(mlp, GatedMLP),
+            act=ACTS[mlp.act],
+            scale=a.scale,
+            limit=limit,
+            alpha=alpha,
+            slopes=self._arena.at(held.slopes),
+            sinks=self._arena.at(held.sinks),
         )
-        for name in ("qkv", "o", "up", "down"):
-            setattr(told, name, self.matrix(held[name]))
-        for name in ("attn_norm", "mlp_norm", "q_norm", "k_norm"):
-            setattr(told, name, self._arena.at(held[name]))
+        for name in ("qkv", "o", "up", "down", "router"):
+            setattr(told, name, self.matrix(getattr(held, name)))
+        for name in ("q_norm", "k_norm"):
+            setattr(told, name, self.norm(getattr(held, name)))
+        for i, norm in enumerate(held.norms):
+            told.norms[i] = self.norm(norm)
+        if layer.experts is not None:
+            router = layer.experts.router
+            told.experts, told.chosen = router.n_experts, router.top_k
+            told.scoring, told.normalize = SCORINGS[router.scores], router.normalize
+            told.kept_scale = router.scale
         return told
 
-    def matrix(self, m: Tiled) -> native.Matrix:
+    def matrix(self, m: Tiled | None) -> native.Matrix:
         """What the pass is told of a matrix."""
+        if m is None:
+            return native.Matrix()
         n, k = padded(m.rows, ROWS), padded(m.columns, 32)
         return native.Matrix(kind=KINDS[m.kind], n=n, k=k, data=self._arena.at(m.data), bias=self._arena.at(m.bias))
 
-    def at(self, place: Place | None) -> int | None:
-        """The address of something in the arena."""
-        return self._arena.at(place)
+    def norm(self, m: Normed | None) -> native.Norm:
+        """What the pass is told of a norm."""
+        if m is None:
+            return native.Norm()
+        gain, shift = self._arena.at(m.gain), self._arena.at(m.shift)
+        return native.Norm(gain=gain, shift=shift, eps=m.eps, kind=m.kind, n=m.n, stride=m.stride)
 
-    def _layer(self, layer: Layer) -> dict[str, Any]:
-        a, path, mlp = layer.attention, layer.path, layer.mlp
-        order = self._pairs(a.position, a.d_head)
-        orders = {"q": self._heads(order, a.n_heads), "k": self._heads(order, a.n_kv_heads), "v": None}
-        gated = isinstance(mlp, GatedMLP)
-        return {
-            "qkv": self._matrix([f"{path}.attn.{p}.weight" for p in "qkv"], list(orders.values())),
-            "o": self._matrix([f"{path}.attn.o.weight"]),
-            "up": self._matrix(
-                [f"{path}.mlp.{p}.weight" for p in (("gate", "up") if gated else ("up",))], by_turns=gated
-            ),
-            "down": self._matrix([f"{path}.mlp.down.weight"]),
-            "attn_norm": self._gain(f"{path}.attn_norm", layer_norms(layer, self.outline)["attn"]),
-            "mlp_norm": self._gain(f"{path}.mlp_norm", layer_norms(layer, self.outline)["mlp"]),
-            "q_norm": self._gain(f"{path}.attn.q_norm", a.q_norm, order),
-            "k_norm": self._gain(f"{path}.attn.k_norm", a.k_norm, order),
-        }
+    def _layer(self, layer: Layer) -> PackedLayer:
+        a, path, stored = layer.attention, f"{layer.path}.attn", self.outline.d_head
+        pairs = _pairs(a.position, a.d_head)
+        q, k = (in_heads(heads, a.d_head, stored, pairs) for heads in (a.n_heads, a.n_kv_heads))
+        v, mixed = in_heads(a.n_kv_heads, a.d_head, stored), in_heads(a.n_heads, a.d_head, stored)
+        norms = [self._norm(f"{layer.path}.{name}", norm) for name, norm in layer.norms]
+        if self.outline.parallel and norms[3] is None:
+            norms[3] = norms[0]
+        slopes = np.array(a.position.slopes(), np.float32) * a.position.scale if isinstance(a.position, ALiBi) else None
+        up, down = self._mlp(layer)
+        return PackedLayer(
+            qkv=self._matrix([f"{path}.{name}.weight" for name in "qkv"], rows=[q, k, v]),
+            o=self._matrix([f"{path}.o.weight"], columns=mixed if stored != a.d_head else None),
+            up=up,
+            down=down,
+            router=None if layer.experts is None else self._matrix([f"{layer.path}.mlp.router.choose.weight"]),
+            norms=tuple(norms),
+            q_norm=self._norm(f"{path}.q_norm", a.q_norm, q, pairs),
+            k_norm=self._norm(f"{path}.k_norm", a.k_norm, k, pairs),
+            slopes=None if slopes is None else self._arena.fill(slopes.nbytes, lambda: slopes),
+            sinks=self._arena.fill(4 * a.n_heads, lambda: self._weights.vector(f"{path}.sinks")) if a.sinks else None,
+        )
 
-    def _matrix(self, names: list[str], orders: list[Any] | None = None, by_turns: bool = False) -> Tiled:
-        """One matrix of those with these names, under one another or by turns of 16 rows."""
+    def _mlp(self, layer: Layer) -> tuple[Tiled, Tiled]:
+        """Gate and up by turns of 16 rows, so that both of a channel are there at once."""
+        path, gated = layer.mlp_path, isinstance(layer.mlp, GatedMLP)
+        experts = 1 if layer.experts is None else layer.experts.router.n_experts
+        names = [f"{path}.{name}.weight" for name in (("gate", "up") if gated else ("up",))]
+        filled = in_heads(1, layer.mlp.d_ff, padded(layer.mlp.d_ff, ROWS))
+        up = self._matrix(names, rows=[filled] * len(names), by_turns=gated, experts=experts)
+        return up, self._matrix([f"{path}.down.weight"], experts=experts)
+
+    def _matrix(
+        self,
+        names: list[str],
+        biases: list[str] | None = None,
+        *,
+        rows: list[NDArray[np.int64]] | None = None,
+        columns: NDArray[np.int64] | None = None,
+        by_turns: bool = False,
+        experts: int = 1,
+    ) -> Tiled:
+        """One matrix of those with these names, under one another or by turns of 16 rows.
+
+        Args:
+            biases: names of their shifts, where they are other than usual.
+            rows: the order of each one's rows.
+            columns: the order of their columns.
+            experts: so many matrices of each name.
+        """
         pieces = [self._weights.matrix(name) for name in names]
-        rows, kind, columns = sum(len(p.data) for p in pieces), pieces[0].tiled, pieces[0].columns
-        given = orders or [None] * len(pieces)
-        turns = np.arange(rows).reshape(2, -1, ROWS).swapaxes(0, 1).reshape(-1) if by_turns else None
+        orders = rows or [np.arange(len(piece.data) // experts) for piece in pieces]
+        count = sum(map(len, orders))
+        turns = np.arange(count).reshape(2, -1, ROWS).swapaxes(0, 1).reshape(-1) if by_turns else np.arange(count)
+        wide = len(columns) if columns is not None else pieces[0].columns
 
         def made() -> Any:
-            whole = join([p if order is None else p.rows(order) for p, order in zip(pieces, given, strict=True)])
-            return pack(whole if turns is None else whole.rows(turns))
+            whole = [p if columns is None else p.columns_in(columns) for p in pieces]
+            return np.concatenate([pack(_of_expert(whole, orders, turns, e, experts)) for e in range(experts)])
 
-        data = self._arena.fill(nbytes(kind, rows, columns), made)
-        shifted = [name.removesuffix("weight") + "bias" in self.outline.model.named_weights for name in names]
-        if not any(shifted):
-            return Tiled(kind, rows, columns, data, None)
+        kind = pieces[0].tiled
+        data = self._arena.fill(experts * nbytes(kind, count, wide), made)
+        shifts = biases or [name.removesuffix("weight") + "bias" for name in names]
+        if not any(name in self._names for name in shifts):
+            return Tiled(kind, count, wide, data, None, experts)
 
         def shift() -> Any:
-            found = [self._shift(name, len(p.data)) for name, p in zip(names, pieces, strict=True)]
-            found = [b if order is None else b[order] for b, order in zip(found, given, strict=True)]
-            whole = np.concatenate(found)
-            whole = whole if turns is None else whole[turns]
-            return np.concatenate([whole, np.zeros(padded(rows, ROWS) - rows, np.float32)])
+            found = np.zeros((experts, padded(count, ROWS)), np.float32)
+            each = [self._shift(name, experts, order) for name, order in zip(shifts, orders, strict=True)]
+            found[:, :count] = np.concatenate(each, 1)[:, turns]
+            return found
 
-        return Tiled(kind, rows, columns, data, self._arena.fill(4 * padded(rows, ROWS), shift))
+        return Tiled(kind, count, wide, data, self._arena.fill(4 * experts * padded(count, ROWS), shift), experts)
 
-    def _shift(self, name: str, rows: int) -> NDArray[np.float32]:
-        name = name.removesuffix("weight") + "bias"
-        if name in self.outline.model.named_weights:
-            return self._weights.vector(name)
-        return np.zeros(rows, np.float32)
+    def _shift(self, name: str, experts: int, order: NDArray[np.int64]) -> NDArray[np.float32]:
+        if name not in self._names:
+            return np.zeros((experts, len(order)), np.float32)
+        values = self._weights.vector(name).reshape(experts, -1)
+        return np.where(order < 0, np.float32(0), values[:, order])
 
-    def _gain(self, path: str, norm: Any, order: Any = None) -> Place | None:
+    def _norm(
+        self,
+        path: str,
+        norm: RMSNorm | LayerNorm | HeadNorm | None,
+        heads: NDArray[np.int64] | None = None,
+        pairs: NDArray[np.int64] | None = None,
+    ) -> Normed | None:
+        """A norm; of queries or keys, `heads` are the places of all channels and `pairs` the order of a head's."""
         if norm is None:
             return None
+        d_head, stored = self.outline.attention.d_head, self.outline.d_head
+        apart = isinstance(norm, HeadNorm)
+        order = in_heads(1, norm.d, padded(norm.d, ROWS))
+        if heads is not None:
+            order = heads if apart or norm.d != d_head else in_heads(1, d_head, stored, pairs)
 
-        def made() -> Any:
-            values = self._weights.vector(f"{path}.weight")
+        def made(name: str) -> Any:
+            values = self._weights.vector(f"{path}.{name}").reshape(-1)
             values = values + np.float32(1) if isinstance(norm, RMSNorm) and norm.plus_one else values
-            return np.ascontiguousarray(values if order is None else values[order], np.float32)
+            return np.where(order < 0, np.float32(0), values[order]).astype(np.float32)
 
-        return self._arena.fill(4 * norm.d, made)
-
-    def _pairs(self, position: Any, d_head: int) -> NDArray[np.int64] | None:
-        """A head's channels with pairs half a head apart, where the card pairs neighbours; None where it does not.
-
-        Queries and keys in another order have the same products.
-        """
-        if not isinstance(position, RoPE) or not position.interleaved:
-            return None
-        turned = np.arange(position.d_rotary)
-        return np.concatenate([turned[::2], turned[1::2], np.arange(position.d_rotary, d_head)])
-
-    def _heads(self, order: Any, n_heads: int) -> NDArray[np.int64] | None:
-        if order is None:
-            return None
-        rows: NDArray[np.int64] = (np.arange(n_heads)[:, None] * len(order) + order).reshape(-1)
-        return rows
+        size, shifted = 4 * len(order), isinstance(norm, LayerNorm) and norm.bias
+        return Normed(
+            norm.eps,
+            LAYER if isinstance(norm, LayerNorm) or (isinstance(norm, HeadNorm) and norm.centred) else RMS,
+            norm.d,
+            stored if heads is not None and (apart or norm.d != d_head) else 0,
+            self._arena.fill(size, lambda: made("weight")),
+            self._arena.fill(size, lambda: made("bias")) if shifted else None,
+        )
 
 
-def layer_norms(layer: Layer, outline: Outline) -> dict[str, RMSNorm]:
-    """The norm before each sublayer of a layer."""
-    assert outline.model.decoder is not None
-    block: Any = outline.model.decoder.blocks[int(layer.path.rsplit(".", 1)[1])]
-    return {sub.name: norm for sub in block.sublayers for _, norm in sub.norms}
+def _of_expert(
+    pieces: list[Stored], orders: list[NDArray[np.int64]], turns: NDArray[np.int64], expert: int, experts: int
+) -> Stored:
+    own = []
+    for piece, order in zip(pieces, orders, strict=True):
+        first = expert * (len(piece.data) // experts)
+        own.append(piece.rows(np.where(order < 0, -1, order + first)))
+    return join(own).rows(turns)
+
+
+def _pairs(position: Any, d_head: int) -> NDArray[np.int64] | None:
+    """A head's channels with pairs half a head apart, where the card pairs neighbours; None where it does not.
+
+    Queries and keys in another order have the same products.
+    """
+    if not isinstance(position, RoPE) or not position.interleaved:
+        return None
+    turned = np.arange(position.d_rotary)
+    return np.concatenate([turned[::2], turned[1::2], np.arange(position.d_rotary, d_head)])

@@ -1,4 +1,5 @@
-// One pass of a decoder whose blocks are norm, attention, norm, MLP: any number of rows, each a token of some sequence.
+// One pass of a decoder whose blocks are attention and MLP, with norms around them: any number of rows, each a token of
+// some sequence. Widths are filled up with zeros to whole registers, and zeros they stay.
 // Weights lie in tiles of 16 rows (see tiles.py), so 16 results grow side by side and no sum crosses lanes. A result is
 // computed by one thread in one order, so it depends neither on the number of threads nor on the other rows.
 #include <atomic>
@@ -23,6 +24,7 @@ constexpr int AHEAD = 8192;
 
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
 template <class V> inline V load(const void *from) {
   V value;
@@ -33,15 +35,27 @@ template <class V> inline void store(void *to, V value) { std::memcpy(to, &value
 inline Floats all(float x) { return x - Floats{}; }
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 inline float top(Floats v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#else
   float best = v[0];
   for (int i = 1; i < LANES; i++) best = v[i] > best ? v[i] : best;
   return best;
+#endif
 }
 inline float sum(Floats v) {
-  // In a fixed tree, whatever the instruction set.
+  // In a fixed tree, whatever the instruction set: halves, then halves of halves.
+#if defined(__AVX512F__)
+  const __m512 whole = (__m512)v;
+  __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(whole), _mm512_extractf32x8_ps(whole, 1));
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return four[0] + four[1];
+#else
   for (int half = LANES / 2; half; half /= 2)
     for (int i = 0; i < half; i++) v[i] += v[i + half];
   return v[0];
+#endif
 }
 inline float half(uint16_t h) {
   uint32_t sign = (h & 0x8000u) << 16, rest = h & 0x7fffu, bits;
@@ -95,6 +109,8 @@ inline Floats hyperbolic(Floats x) {
 }
 
 enum Kind : int32_t { F32, BF16, Q4, Q8 };
+enum Centre : int32_t { NO_NORM, RMS, LAYER };
+enum Scoring : int32_t { SOFTMAX, SIGMOID, TOP_SOFTMAX };
 enum Act : int32_t { SILU, GELU, GELU_TANH, RELU, RELU2, QUICK_GELU };
 
 Floats act(Floats x, int32_t kind) {
@@ -119,22 +135,31 @@ struct Matrix {
   const float *bias; // n, or null
 };
 
+struct Norm {
+  const float *gain, *shift; // a multiple of 16 each, zeros at the end; `shift` may be null
+  float eps;
+  int32_t kind, n, stride; // `n` numbers are normed together; each head's gain begins `stride` after the last
+};
+
 struct Layer {
-  Matrix qkv, o, up, down; // `up` of a gated MLP holds tiles of gate and up in turn
-  const float *attn_norm, *mlp_norm;
-  const float *q_norm, *k_norm; // of each head, or null
-  const float *cos, *sin;       // (capacity, turned / 2), or null
-  int32_t window, pad;          // 0 for none
-  float *keys, *values;         // (slots, kv heads, capacity / 16, head, 16) and (slots, kv heads, capacity, head)
+  Matrix qkv, o, up, down, router; // `up` of a gated MLP holds tiles of gate and up in turn; experts lie one by one
+  Norm norms[6];                   // of attention before it, after it, after the sum; the same of the MLP
+  Norm q_norm, k_norm;
+  const float *cos, *sin; // (capacity, turned / 2), or null
+  const float *slopes, *sinks; // (heads), or null
+  int32_t window, d_ff, gated, act, experts, chosen, scoring, normalize; // a window of 0 is none
+  float scale, kept_scale, limit, alpha;
+  float *keys, *values; // (pages, kv heads, head, 16) and (pages, kv heads, 16, head)
 };
 
 struct Program {
-  int32_t d, heads, kv_heads, head, turned, d_ff, gated, act, layers, vocab, slots, capacity, threads, quantised;
-  float eps, qk_eps, scale, softcap, logit_softcap, embed_scale, logit_scale, pad;
+  int32_t d, heads, kv_heads, head, turned, layers, vocab, slots, capacity, threads, quantised, parallel, offset, pad;
+  float softcap, logit_softcap, embed_scale, logit_scale, clip, pad_too;
   const Layer *layer;
-  Matrix table, out; // `table` is looked up; `out` gives the logits
-  const float *final_norm;
-  float *logits; // (MOST_ROWS, out.n)
+  Matrix table, out, places; // `table` is looked up; `out` gives the logits; `places`, if any, is added by position
+  Norm embed_norm, final_norm;
+  const int32_t *pages; // (slots, capacity / 16): where 16 positions of a sequence are kept
+  float *logits;        // (MOST_ROWS, out.n)
   void *pool, *scratch;
 };
 }
@@ -142,15 +167,15 @@ struct Program {
 namespace {
 
 struct Shared {
-  float *x, *qkv, *mixed, *update, *hidden; // (MOST_ROWS, width) each
+  float *x, *qkv, *mixed, *update, *hidden, *held; // (MOST_ROWS, width) each
   int width;
 };
 
 // What a thread makes of the rows that a product reads.
 struct Own {
-  std::vector<float> normed, sums, scales, scores;
+  std::vector<float> normed, sums, scales, scores, routed, kept;
   std::vector<int8_t> q;
-  std::vector<int32_t> counts;
+  std::vector<int32_t> counts, picked;
 };
 
 struct Barrier {
@@ -282,45 +307,69 @@ void exact(const Matrix &m, int first, int last, const Read &in, float *y, size_
 #define HAS_INTEGER_DOT 1
 inline __m512i four(const int8_t *p) { return _mm512_set1_epi32(load<int32_t>(p)); }
 
-// The same with activations as 8-bit numbers and a scale for 32 of them.
-template <int KIND, int ROWS>
+// The same with activations as 8-bit numbers and a scale for 32 of them, TILES tiles side by side.
+template <int KIND, int ROWS, int TILES>
 void rounded(const Matrix &m, int first, int last, const Read &in, float *y, size_t stride) {
   const int groups = m.k / GROUP;
   constexpr size_t bytes = KIND == Q4 ? 320 : 544;
   const __m512i low = _mm512_set1_epi8(15);
-  for (int t = first; t < last; t++) {
-    const uint8_t *p = m.data + (size_t)t * groups * bytes;
-    Floats total[ROWS];
-    for (int b = 0; b < ROWS; b++) total[b] = m.bias ? load<Floats>(m.bias + t * LANES) : Floats{};
-    for (int g = 0; g < groups; g++, p += bytes) {
-      ahead<ROWS>(p, bytes);
-      __m512i w[8];
-      if constexpr (KIND == Q4)
-        for (int j = 0; j < 4; j++) {
-          __m512i v = load<__m512i>(p + 64 * j);
-          w[2 * j] = _mm512_and_si512(v, low);
-          w[2 * j + 1] = _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
-        }
-      else
-        for (int j = 0; j < 8; j++) w[j] = load<__m512i>(p + 64 * j);
-      const Floats d = halves(p + (KIND == Q4 ? 256 : 512));
+  for (int t = first; t + TILES <= last; t += TILES) {
+    const uint8_t *tile = m.data + (size_t)t * groups * bytes;
+    Floats total[ROWS][TILES];
+    for (int b = 0; b < ROWS; b++)
+      for (int u = 0; u < TILES; u++) total[b][u] = m.bias ? load<Floats>(m.bias + (t + u) * LANES) : Floats{};
+    for (int g = 0; g < groups; g++) {
+      __m512i w[TILES][8];
+      Floats d[TILES], least[TILES];
+      for (int u = 0; u < TILES; u++) {
+        const uint8_t *p = tile + ((size_t)u * groups + g) * bytes;
+        ahead<ROWS>(p, bytes);
+        if constexpr (KIND == Q4)
+          for (int j = 0; j < 4; j++) {
+            __m512i v = load<__m512i>(p + 64 * j);
+            w[u][2 * j] = _mm512_and_si512(v, low);
+            w[u][2 * j + 1] = _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
+          }
+        else
+          for (int j = 0; j < 8; j++) w[u][j] = load<__m512i>(p + 64 * j);
+        d[u] = halves(p + (KIND == Q4 ? 256 : 512));
+        if constexpr (KIND == Q4) least[u] = halves(p + 288);
+      }
+#pragma GCC unroll 8
       for (int b = 0; b < ROWS; b++) {
         const int8_t *x = in.q + (size_t)b * m.k + g * GROUP;
         const float s = in.scales[b * groups + g];
-        __m512i even = KIND == Q4 ? _mm512_setzero_si512() : _mm512_set1_epi32(-128 * in.counts[b * groups + g]);
-        __m512i odd = _mm512_setzero_si512();
+        const int count = in.counts[b * groups + g];
+        __m512i even[TILES], odd[TILES];
+        for (int u = 0; u < TILES; u++) {
+          even[u] = KIND == Q4 ? _mm512_setzero_si512() : _mm512_set1_epi32(-128 * count);
+          odd[u] = _mm512_setzero_si512();
+        }
 #pragma GCC unroll 4
         for (int j = 0; j < 8; j += 2) {
-          even = _mm512_dpbusd_epi32(even, w[j], four(x + 4 * j));
-          odd = _mm512_dpbusd_epi32(odd, w[j + 1], four(x + 4 * j + 4));
+          const __m512i one = four(x + 4 * j), two = four(x + 4 * j + 4);
+          for (int u = 0; u < TILES; u++) {
+            even[u] = _mm512_dpbusd_epi32(even[u], w[u][j], one);
+            odd[u] = _mm512_dpbusd_epi32(odd[u], w[u][j + 1], two);
+          }
         }
-        total[b] += (Floats)_mm512_cvtepi32_ps(_mm512_add_epi32(even, odd)) * (d * s);
-        // The minimum goes with the sum of the rounded activations, as the scale does.
-        if constexpr (KIND == Q4) total[b] += halves(p + 288) * (s * in.counts[b * groups + g]);
+        for (int u = 0; u < TILES; u++) {
+          total[b][u] += (Floats)_mm512_cvtepi32_ps(_mm512_add_epi32(even[u], odd[u])) * (d[u] * s);
+          // The minimum goes with the sum of the rounded activations, as the scale does.
+          if constexpr (KIND == Q4) total[b][u] += least[u] * (s * count);
+        }
       }
     }
-    for (int b = 0; b < ROWS; b++) store(y + b * stride + t * LANES, total[b]);
+    for (int b = 0; b < ROWS; b++)
+      for (int u = 0; u < TILES; u++) store(y + b * stride + (t + u) * LANES, total[b][u]);
   }
+}
+
+template <int KIND, int ROWS>
+void rounded(const Matrix &m, int first, int last, const Read &in, float *y, size_t stride) {
+  constexpr int TILES = ROWS == 8 ? 2 : 1;
+  rounded<KIND, ROWS, TILES>(m, first, last, in, y, stride);
+  if (TILES == 2 && (last - first) % 2) rounded<KIND, ROWS, 1>(m, last - 1, last, in, y, stride);
 }
 #else
 #define HAS_INTEGER_DOT 0
@@ -340,15 +389,26 @@ void product(const Matrix &m, int first, int last, const Read &in, float *y, siz
   }
 }
 
+Read read_of(const Own &own, int k, int row) {
+  const size_t at = (size_t)row * (k / GROUP);
+  return Read{own.normed.data() + (size_t)row * k, own.sums.data() + at, own.scales.data() + at,
+              own.q.data() + (size_t)row * k, own.counts.data() + at};
+}
+
+// The matrix of one expert.
+Matrix expert_of(Matrix m, int expert) {
+  m.data += (size_t)expert * (m.n / LANES) * (m.k / GROUP) * tile_bytes(m.kind);
+  if (m.bias) m.bias += (size_t)expert * m.n;
+  return m;
+}
+
 // Some of the rows of a product, a few tiles at a time so that they stay in the cache for all of `rows`.
 void product_of(const Matrix &m, int first, int last, const Own &own, int rows, float *y, size_t stride, bool quantised) {
-  const int groups = m.k / GROUP, step = rows > 8 ? 8 : last - first;
+  const int step = rows > 8 ? 8 : last - first;
   for (int t = first; t < last; t += step) {
     const int end = t + step < last ? t + step : last;
     for (int b = 0; b < rows;) {
-      Read in{own.normed.data() + (size_t)b * m.k, own.sums.data() + (size_t)b * groups,
-              own.scales.data() + (size_t)b * groups, own.q.data() + (size_t)b * m.k,
-              own.counts.data() + (size_t)b * groups};
+      const Read in = read_of(own, m.k, b);
       float *out = y + b * stride;
       const int left = rows - b;
       if (left >= 8) product<8>(m, t, end, in, out, stride, quantised), b += 8;
@@ -359,27 +419,47 @@ void product_of(const Matrix &m, int first, int last, const Own &own, int rows, 
   }
 }
 
-float mean_square(const float *x, int n) {
-  Floats squares{};
-  for (int i = 0; i < n; i += LANES) {
+inline int whole(int n) { return (n + LANES - 1) / LANES * LANES; }
+inline Floats first_of(Floats v, int n) {
+  for (int i = n; i < LANES; i++) v[i] = 0;
+  return v;
+}
+
+struct Spread {
+  float mean, by;
+};
+
+// `stored` numbers, of which all but `n` are zeros.
+Spread spread(const float *x, int stored, const Norm &m) {
+  Floats total{}, squares{};
+  if (m.kind == LAYER)
+    for (int i = 0; i < stored; i += LANES) total += load<Floats>(x + i);
+  const float mean = m.kind == LAYER ? sum(total) / m.n : 0.f;
+  for (int i = 0; i < stored; i += LANES) {
     Floats v = load<Floats>(x + i);
+    if (m.kind == LAYER) v = i + LANES > m.n ? first_of(v - mean, m.n - i) : v - mean;
     squares += v * v;
   }
-  return sum(squares) / n;
+  return Spread{mean, 1.f / std::sqrt(sum(squares) / m.n + m.eps)};
 }
 
-void norm(const float *x, const float *gain, float *y, int n, float eps) {
-  const Floats by = all(1.f / std::sqrt(mean_square(x, n) + eps));
-  for (int i = 0; i < n; i += LANES) store(y + i, load<Floats>(x + i) * by * load<Floats>(gain + i));
+void norm(const float *x, const Norm &m, Spread s, int head, float *y, int stored) {
+  const Floats by = all(s.by);
+  const float *gain = m.gain + (size_t)head * m.stride, *shift = m.shift ? m.shift + (size_t)head * m.stride : nullptr;
+  for (int i = 0; i < stored; i += LANES) {
+    Floats v = (load<Floats>(x + i) - s.mean) * by * load<Floats>(gain + i);
+    store(y + i, shift ? v + load<Floats>(shift + i) : v);
+  }
 }
+void norm(const float *x, const Norm &m, float *y) { norm(x, m, spread(x, whole(m.n), m), 0, y, whole(m.n)); }
 
-// The rows as products read them: normed where there is a gain, with the sums or the 8-bit numbers that m's kind needs.
-void prepare(Own &own, const Matrix &m, const float *x, size_t stride, int n, int rows, const float *gain, float eps,
+// The rows as products read them: normed where there is a norm, with the sums or the 8-bit numbers that m's kind needs.
+void prepare(Own &own, const Matrix &m, const float *x, size_t stride, int n, int rows, const Norm &by,
              bool quantised) {
   const int groups = m.k / GROUP;
   for (int b = 0; b < rows; b++) {
     float *y = own.normed.data() + (size_t)b * m.k;
-    if (gain) norm(x + b * stride, gain, y, n, eps);
+    if (by.kind) norm(x + b * stride, by, y);
     else std::memcpy(y, x + b * stride, 4 * (size_t)n);
     std::memset(y + n, 0, 4 * (size_t)(m.k - n));
     if (m.kind != Q4 && m.kind != Q8) continue;
@@ -392,14 +472,14 @@ void prepare(Own &own, const Matrix &m, const float *x, size_t stride, int n, in
       }
       const float most = top(max(max(low, -low), max(high, -high))), by = most > 0 ? 127.f / most : 0.f;
       int8_t *q = own.q.data() + (size_t)b * m.k + g * GROUP;
-      Ints counts{};
+      Floats counts{};
       for (int part = 0; part < 2; part++) {
-        const Ints whole = __builtin_convertvector(nearest((part ? high : low) * by), Ints);
-        for (int i = 0; i < LANES; i++) q[part * LANES + i] = (int8_t)whole[i];
-        counts += whole;
+        const Floats near = nearest((part ? high : low) * by);
+        store(q + part * LANES, __builtin_convertvector(__builtin_convertvector(near, Ints), Bytes));
+        counts += near;
       }
-      int32_t count = 0;
-      for (int i = 0; i < LANES; i++) count += counts[i];
+      // Whole numbers far below 2^24.
+      const int32_t count = (int32_t)sum(counts);
       own.scales[at] = most / 127.f;
       own.counts[at] = count;
     }
@@ -437,156 +517,350 @@ void turn(float *x, const float *cos, const float *sin, int turned) {
   }
 }
 
-float *key_of(const Program &p, const Layer &l, int slot, int kv, int position) {
-  const size_t before = ((size_t)slot * p.kv_heads + kv) * p.capacity + position / LANES * LANES;
-  return l.keys + before * p.head + position % LANES;
+float *page_of(const Program &p, float *kept, int slot, int kv, int position) {
+  const int page = p.pages[(size_t)slot * (p.capacity / LANES) + position / LANES];
+  return kept + ((size_t)page * p.kv_heads + kv) * LANES * p.head;
 }
 
-float *value_of(const Program &p, const Layer &l, int slot, int kv, int position) {
-  return l.values + (((size_t)slot * p.kv_heads + kv) * p.capacity + position) * p.head;
+void clip(float *x, int n, float limit) {
+  for (int i = 0; i < n; i++) x[i] = x[i] > limit ? limit : x[i] < -limit ? -limit : x[i];
 }
 
-// Norms and turns of one row's heads [first, last) of queries and keys together; keys and values go into the cache.
-void place(const Program &p, const Layer &l, float *qkv, int slot, int position, int first, int last) {
-  const int n = p.turned / 2;
-  for (int h = first; h < last; h++) {
-    float *x = qkv + (size_t)h * p.head;
-    const bool key = h >= p.heads;
-    const float *gain = key ? l.k_norm : l.q_norm;
-    if (gain) norm(x, gain, x, p.head, p.qk_eps);
-    if (l.cos) turn(x, l.cos + (size_t)position * n, l.sin + (size_t)position * n, p.turned);
-    if (!key) continue;
-    const int kv = h - p.heads;
-    float *column = key_of(p, l, slot, kv, position);
-    for (int i = 0; i < p.head; i++) column[(size_t)i * LANES] = x[i];
-    std::memcpy(value_of(p, l, slot, kv, position), qkv + (size_t)(p.heads + p.kv_heads + kv) * p.head,
-                4 * (size_t)p.head);
+// Norms and turns of a row's head h of queries and keys together; a key and its value go into the cache.
+void place(const Program &p, const Layer &l, float *qkv, int slot, int position, int h, const Spread *given) {
+  const int n = p.turned / 2, kv = h - p.heads;
+  const bool key = kv >= 0;
+  float *x = qkv + (size_t)h * p.head, *v = qkv + (size_t)(p.heads + p.kv_heads + kv) * p.head;
+  if (p.clip > 0) {
+    clip(x, p.head, p.clip);
+    if (key) clip(v, p.head, p.clip);
   }
+  const Norm &m = key ? l.k_norm : l.q_norm;
+  if (m.kind) norm(x, m, given ? given[key] : spread(x, p.head, m), key ? kv : h, x, p.head);
+  if (l.cos) turn(x, l.cos + (size_t)position * n, l.sin + (size_t)position * n, p.turned);
+  if (!key) return;
+  float *column = page_of(p, l.keys, slot, kv, position) + position % LANES;
+  for (int i = 0; i < p.head; i++) column[(size_t)i * LANES] = x[i];
+  std::memcpy(page_of(p, l.values, slot, kv, position) + (size_t)(position % LANES) * p.head, v, 4 * (size_t)p.head);
 }
 
-void attend(const Program &p, const Layer &l, const float *q, int slot, int kv, int position, float *out, float *scores) {
-  const int first = l.window && position >= l.window ? position - l.window + 1 : 0;
-  const int from = first / LANES, to = position / LANES + 1;
-  Floats most = all(-3e38f);
+// Values weighed by the scores of Q heads that read them, N registers of each from register `part` on.
+template <int Q, int N>
+void weigh(const Program &p, const float *page, int start, int end, const float *scores, size_t stride, Floats (&mixed)[Q][4],
+           int part) {
+  for (int s = start; s < end; s++)
+    for (int i = 0; i < N; i++) {
+      const Floats v = load<Floats>(page + (size_t)s * p.head + (part + i) * LANES);
+      for (int g = 0; g < Q; g++) mixed[g][i] += v * scores[g * stride + s];
+    }
+}
+
+// What the heads [h, h + Q), which share keys and values, read at a position; each as if it were alone.
+template <int Q>
+void attend(const Program &p, const Layer &l, const float *q, int slot, int h, int position, float *out, float *scores) {
+  const int kv = h / (p.heads / p.kv_heads), first = l.window && position >= l.window ? position - l.window + 1 : 0;
+  const int from = first / LANES, to = position / LANES + 1, parts = p.head / LANES;
+  const size_t stride = p.capacity + LANES;
+  const Floats lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const auto outside = [&](int t, int i) { return t * LANES + i < first || t * LANES + i > position; };
+  Floats most[Q], weight[Q] = {};
+  for (int g = 0; g < Q; g++) most[g] = all(-3e38f);
   for (int t = from; t < to; t++) {
-    const float *k = key_of(p, l, slot, kv, t * LANES);
-    Floats part[4] = {};
+    const float *k = page_of(p, l.keys, slot, kv, t * LANES);
+    Floats part[Q][4] = {};
     for (int i = 0; i < p.head; i += 4)
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; j++) part[j] += load<Floats>(k + (size_t)(i + j) * LANES) * q[i + j];
-    Floats score = ((part[0] + part[1]) + (part[2] + part[3])) * p.scale;
-    if (p.softcap > 0) score = hyperbolic(score / p.softcap) * p.softcap;
-    if (t == from || t == to - 1)
-      for (int i = 0; i < LANES; i++)
-        if (t * LANES + i < first || t * LANES + i > position) score[i] = -3e38f;
-    most = max(most, score);
-    store(scores + (size_t)t * LANES, score);
+      for (int j = 0; j < 4; j++) {
+        const Floats key = load<Floats>(k + (size_t)(i + j) * LANES);
+        for (int g = 0; g < Q; g++) part[g][j] += key * q[(size_t)g * p.head + i + j];
+      }
+    for (int g = 0; g < Q; g++) {
+      Floats score = ((part[g][0] + part[g][1]) + (part[g][2] + part[g][3])) * l.scale;
+      if (p.softcap > 0) score = hyperbolic(score / p.softcap) * p.softcap;
+      if (l.slopes) score += (lanes + (float)(t * LANES - position)) * l.slopes[h + g];
+      if (t == from || t == to - 1)
+        for (int i = 0; i < LANES; i++)
+          if (outside(t, i)) score[i] = -3e38f;
+      most[g] = max(most[g], score);
+      store(scores + g * stride + (size_t)t * LANES, score);
+    }
   }
-  const Floats peak = all(top(most));
-  Floats weight{}, mixed[WIDEST_HEAD / LANES] = {};
-  for (int t = from; t < to; t++) {
-    Floats e = exponential(load<Floats>(scores + (size_t)t * LANES) - peak);
-    if (t == from || t == to - 1)
-      for (int i = 0; i < LANES; i++)
-        if (t * LANES + i < first || t * LANES + i > position) e[i] = 0;
-    weight += e;
-    store(scores + (size_t)t * LANES, e);
+  float by[Q];
+  for (int g = 0; g < Q; g++) {
+    float best = top(most[g]);
+    if (l.sinks && l.sinks[h + g] > best) best = l.sinks[h + g];
+    const Floats peak = all(best);
+    for (int t = from; t < to; t++) {
+      float *score = scores + g * stride + (size_t)t * LANES;
+      Floats e = exponential(load<Floats>(score) - peak);
+      if (t == from || t == to - 1)
+        for (int i = 0; i < LANES; i++)
+          if (outside(t, i)) e[i] = 0;
+      weight[g] += e;
+      store(score, e);
+    }
+    float weights = sum(weight[g]);
+    if (l.sinks) weights += exponential(all(l.sinks[h + g]) - peak)[0];
+    by[g] = 1.f / weights;
   }
-  const int parts = p.head / LANES;
-  for (int s = first; s <= position; s++) {
-    const float *v = value_of(p, l, slot, kv, s);
-    for (int i = 0; i < parts; i++) mixed[i] += load<Floats>(v + i * LANES) * scores[s];
+  for (int part = 0; part < parts; part += 4) {
+    Floats mixed[Q][4] = {};
+    for (int t = from; t < to; t++) {
+      const float *page = page_of(p, l.values, slot, kv, t * LANES), *of = scores + (size_t)t * LANES;
+      const int start = t == from ? first % LANES : 0, end = t == to - 1 ? position % LANES + 1 : LANES;
+      switch (parts - part) {
+      case 1: weigh<Q, 1>(p, page, start, end, of, stride, mixed, part); break;
+      case 2: weigh<Q, 2>(p, page, start, end, of, stride, mixed, part); break;
+      case 3: weigh<Q, 3>(p, page, start, end, of, stride, mixed, part); break;
+      default: weigh<Q, 4>(p, page, start, end, of, stride, mixed, part);
+      }
+    }
+    for (int g = 0; g < Q; g++)
+      for (int i = part; i < parts && i < part + 4; i++) store(out + (size_t)g * p.head + i * LANES, mixed[g][i - part] * by[g]);
   }
-  const Floats by = all(1.f / sum(weight));
-  for (int i = 0; i < parts; i++) store(out + i * LANES, mixed[i] * by);
 }
 
-void work(Pool &pool, int id) {
-  const Job &job = *pool.job;
-  const Program &p = *job.program;
-  const Shared &s = pool.shared;
-  Own &own = pool.own[id];
-  const size_t w = s.width;
-  const int rows = job.rows, heads = p.heads + p.kv_heads;
-  const bool quantised = p.quantised;
-  auto share = [&](int n, int &a, int &z) {
+// Which experts a row goes to, the best first, and with what weight each counts.
+void choose(const Layer &l, const float *logits, int32_t *picked, float *kept) {
+  std::vector<float> scores(logits, logits + l.experts);
+  if (l.scoring == SIGMOID)
+    for (float &s : scores) s = 1.f / (1.f + std::exp(-s));
+  if (l.scoring == SOFTMAX) {
+    float most = scores[0], total = 0;
+    for (float s : scores) most = s > most ? s : most;
+    for (float &s : scores) total += s = std::exp(s - most);
+    for (float &s : scores) s /= total;
+  }
+  float total = 0;
+  for (int j = 0; j < l.chosen; j++) {
+    int best = -1;
+    for (int e = 0; e < l.experts; e++) {
+      bool taken = false;
+      for (int i = 0; i < j; i++) taken |= picked[i] == e;
+      if (!taken && (best < 0 || scores[e] > scores[best])) best = e;
+    }
+    picked[j] = best, kept[j] = scores[best];
+    if (l.scoring == TOP_SOFTMAX) kept[j] = std::exp(scores[best] - scores[picked[0]]);
+    total += kept[j];
+  }
+  for (int j = 0; j < l.chosen; j++) {
+    if (l.normalize || l.scoring == TOP_SOFTMAX) kept[j] /= total + (l.scoring == TOP_SOFTMAX ? 0.f : 1e-20f);
+    kept[j] *= l.kept_scale;
+  }
+}
+
+// What an MLP's hidden channels are, of the tiles [a, z) of its first product.
+void activate(const Layer &l, const float *from, float *to, int a, int z) {
+  const int each = l.gated ? 2 : 1;
+  for (int t = a; t < z; t++) {
+    Floats x = load<Floats>(from + (size_t)t * each * LANES), y;
+    if (l.limit > 0) {
+      Floats up = load<Floats>(from + (size_t)t * each * LANES + LANES);
+      x = x > l.limit ? all(l.limit) : x;
+      up = max(up > l.limit ? all(l.limit) : up, all(-l.limit));
+      y = (up + 1.f) * x / (1.f + exponential(x * -l.alpha));
+    } else {
+      y = act(x, l.act);
+      if (l.gated) y *= load<Floats>(from + (size_t)t * each * LANES + LANES);
+    }
+    store(to + (size_t)t * LANES, y);
+  }
+}
+
+struct Worker {
+  Pool &pool;
+  const int id;
+  const Job &job;
+  const Program &p;
+  const Shared &s;
+  Own &own;
+  const size_t w;
+  const int rows;
+  const bool quantised;
+
+  explicit Worker(Pool &pool, int id)
+      : pool(pool), id(id), job(*pool.job), p(*job.program), s(pool.shared), own(pool.own[id]), w(s.width),
+        rows(job.rows), quantised(p.quantised) {}
+
+  // The part of n things that this thread does.
+  void share(int n, int &a, int &z) const {
     a = (int)((int64_t)n * id / p.threads), z = (int)((int64_t)n * (id + 1) / p.threads);
-  };
-  auto multiply = [&](const Matrix &m, int a, int z, int n, float *y) {
-    product_of(m, a, z, own, n, y, w, quantised);
-  };
-  int a, z;
-  share(rows, a, z);
-  for (int b = a; b < z; b++) look_up(p.table, job.token[b], s.x + b * w, p.d, p.embed_scale);
-  pool.barrier.wait();
-  for (int i = 0; i < p.layers; i++) {
-    const Layer &l = p.layer[i];
-    prepare(own, l.qkv, s.x, w, p.d, rows, l.attn_norm, p.eps, quantised);
+  }
+  void multiply(const Matrix &m, int a, int z, int count, float *y) { product_of(m, a, z, own, count, y, w, quantised); }
+  void wait() { pool.barrier.wait(); }
+
+  void embed() {
+    int a, z;
+    share(rows, a, z);
+    for (int b = a; b < z; b++) {
+      float *x = s.x + b * w;
+      look_up(p.table, job.token[b], x, p.d, p.embed_scale);
+      std::memset(x + p.d, 0, 4 * (size_t)(whole(p.d) - p.d));
+      if (p.places.data) {
+        float *place = own.normed.data();
+        look_up(p.places, job.position[b] + p.offset, place, p.d, 1.f);
+        for (int i = 0; i < p.d; i++) x[i] += place[i];
+      }
+      if (p.embed_norm.kind) norm(x, p.embed_norm, x);
+    }
+    wait();
+  }
+
+  // Brings `update` into the stream; of blocks whose sublayers read the same stream, with what was held.
+  void add(int a, int z, const Norm *norms, bool with_held) {
+    if (!norms[1].kind && !norms[2].kind) {
+      for (int b = 0; b < rows; b++)
+        for (int c = a * LANES; c < z * LANES; c++)
+          s.x[b * w + c] = (with_held ? s.x[b * w + c] + s.held[b * w + c] : s.x[b * w + c]) + s.update[b * w + c];
+      wait();
+      return;
+    }
+    wait();
+    share(rows, a, z);
+    for (int b = a; b < z; b++) {
+      float *x = s.x + b * w, *update = s.update + b * w;
+      if (norms[1].kind) norm(update, norms[1], update);
+      for (int c = 0; c < p.d; c++) x[c] += update[c];
+      if (norms[2].kind) norm(x, norms[2], x);
+    }
+    wait();
+  }
+
+  void attention(const Layer &l) {
+    const int heads = p.heads + p.kv_heads;
+    const bool wide = l.q_norm.kind && l.q_norm.n > p.head;
+    int a, z;
+    prepare(own, l.qkv, s.x, w, p.d, rows, l.norms[0], quantised);
     share(l.qkv.n / LANES, a, z);
     multiply(l.qkv, a, z, rows, s.qkv);
-    pool.barrier.wait();
-    share(rows * heads, a, z);
-    for (int u = a; u < z; u++)
-      place(p, l, s.qkv + u / heads * w, job.slot[u / heads], job.position[u / heads], u % heads, u % heads + 1);
-    pool.barrier.wait();
-    share(rows * p.heads, a, z);
+    wait();
+    const int each = wide ? heads : 1;
+    share(rows * heads / each, a, z);
     for (int u = a; u < z; u++) {
-      const int b = u / p.heads, h = u % p.heads;
-      attend(p, l, s.qkv + b * w + (size_t)h * p.head, job.slot[b], h / (p.heads / p.kv_heads), job.position[b],
-             s.mixed + b * w + (size_t)h * p.head, own.scores.data());
+      const int b = u * each / heads;
+      float *qkv = s.qkv + b * w;
+      Spread both[2];
+      if (wide) {
+        both[0] = spread(qkv, p.heads * p.head, l.q_norm);
+        both[1] = spread(qkv + (size_t)p.heads * p.head, p.kv_heads * p.head, l.k_norm);
+      }
+      for (int h = u * each % heads, end = h + each; h < end; h++)
+        place(p, l, qkv, job.slot[b], job.position[b], h, wide ? both : nullptr);
     }
-    pool.barrier.wait();
-    auto add = [&](const Matrix &m) {
-      share(m.n / LANES, a, z);
-      multiply(m, a, z, rows, s.update);
-      for (int b = 0; b < rows; b++)
-        for (int c = a * LANES; c < z * LANES; c++) s.x[b * w + c] += s.update[b * w + c];
-      pool.barrier.wait();
-    };
-    prepare(own, l.o, s.mixed, w, p.heads * p.head, rows, nullptr, 0, quantised);
-    add(l.o);
-    prepare(own, l.up, s.x, w, p.d, rows, l.mlp_norm, p.eps, quantised);
-    const int each = p.gated ? 2 : 1;
+    wait();
+    // Heads that share keys go together where there is work enough for all threads.
+    const int group = p.heads / p.kv_heads;
+    const int together = rows * p.kv_heads < 4 * p.threads ? 1 : group % 4 == 0 ? 4 : group % 3 == 0 ? 3 : group % 2 ? 1 : 2;
+    share(rows * p.heads / together, a, z);
+    for (int u = a; u < z; u++) {
+      const int b = u * together / p.heads, h = u * together % p.heads;
+      const float *q = s.qkv + b * w + (size_t)h * p.head;
+      float *out = s.mixed + b * w + (size_t)h * p.head, *scores = own.scores.data();
+      switch (together) {
+      case 4: attend<4>(p, l, q, job.slot[b], h, job.position[b], out, scores); break;
+      case 3: attend<3>(p, l, q, job.slot[b], h, job.position[b], out, scores); break;
+      case 2: attend<2>(p, l, q, job.slot[b], h, job.position[b], out, scores); break;
+      default: attend<1>(p, l, q, job.slot[b], h, job.position[b], out, scores);
+      }
+    }
+    wait();
+    prepare(own, l.o, s.mixed, w, p.heads * p.head, rows, Norm{}, quantised);
+    share(l.o.n / LANES, a, z);
+    multiply(l.o, a, z, rows, p.parallel ? s.held : s.update);
+    if (p.parallel) wait();
+    else add(a, z, l.norms, false);
+  }
+
+  void mlp(const Layer &l) {
+    int a, z;
+    const int each = l.gated ? 2 : 1;
+    prepare(own, l.up, s.x, w, p.d, rows, l.norms[3], quantised);
     share(l.up.n / LANES / each, a, z);
     multiply(l.up, a * each, z * each, rows, s.qkv);
-    for (int b = 0; b < rows; b++)
-      for (int t = a; t < z; t++) {
-        const float *from = s.qkv + b * w + (size_t)t * each * LANES;
-        Floats y = act(load<Floats>(from), p.act);
-        if (p.gated) y *= load<Floats>(from + LANES);
-        store(s.hidden + b * w + (size_t)t * LANES, y);
+    for (int b = 0; b < rows; b++) activate(l, s.qkv + b * w, s.hidden + b * w, a, z);
+    wait();
+    prepare(own, l.down, s.hidden, w, whole(l.d_ff), rows, Norm{}, quantised);
+    share(l.down.n / LANES, a, z);
+    multiply(l.down, a, z, rows, s.update);
+    add(a, z, l.norms + 3, p.parallel);
+  }
+
+  // One expert after the other of each row; every thread chooses for itself, and all alike.
+  void experts(const Layer &l) {
+    const int each = l.gated ? 2 : 1;
+    const Matrix &reads = l.up.kind == Q4 || l.up.kind == Q8 ? l.up : l.router;
+    int a, z;
+    for (int j = 0; j < l.chosen; j++) {
+      prepare(own, reads, s.x, w, p.d, rows, l.norms[3], quantised);
+      if (j == 0)
+        for (int b = 0; b < rows; b++) {
+          product<1>(l.router, 0, l.router.n / LANES, read_of(own, l.router.k, b), own.routed.data(), 0, quantised);
+          choose(l, own.routed.data(), own.picked.data() + b * l.chosen, own.kept.data() + b * l.chosen);
+        }
+      share(l.up.n / LANES / each, a, z);
+      for (int b = 0; b < rows; b++) {
+        const Matrix m = expert_of(l.up, own.picked[b * l.chosen + j]);
+        product<1>(m, a * each, z * each, read_of(own, m.k, b), s.qkv + b * w, 0, quantised);
+        activate(l, s.qkv + b * w, s.hidden + b * w, a, z);
       }
-    pool.barrier.wait();
-    prepare(own, l.down, s.hidden, w, p.d_ff, rows, nullptr, 0, quantised);
-    add(l.down);
-  }
-  int wanted = 0;
-  for (int b = 0; b < rows; b++)
-    if (job.wanted[b]) {
-      // Rows whose logits are asked for stand one behind the other.
-      if (id == 0) std::memcpy(s.update + wanted * w, s.x + b * w, 4 * (size_t)p.d);
-      wanted++;
+      wait();
+      prepare(own, l.down, s.hidden, w, whole(l.d_ff), rows, Norm{}, quantised);
+      share(l.down.n / LANES, a, z);
+      for (int b = 0; b < rows; b++) {
+        const Matrix m = expert_of(l.down, own.picked[b * l.chosen + j]);
+        product<1>(m, a, z, read_of(own, m.k, b), s.held + b * w, 0, quantised);
+        const float by = own.kept[b * l.chosen + j];
+        for (int c = a * LANES; c < z * LANES; c++) {
+          const float given = s.held[b * w + c] * by;
+          s.update[b * w + c] = j ? s.update[b * w + c] + given : given;
+        }
+      }
+      if (j + 1 < l.chosen) wait();
     }
-  pool.barrier.wait();
-  if (!wanted) return;
-  prepare(own, p.out, s.update, w, p.d, wanted, p.final_norm, p.eps, quantised);
-  share(p.out.n / LANES, a, z);
-  product_of(p.out, a, z, own, wanted, p.logits, p.out.n, quantised);
-  for (int b = 0; b < wanted; b++)
-    for (int c = a * LANES; c < z * LANES; c += LANES) {
-      float *y = p.logits + (size_t)b * p.out.n + c;
-      Floats v = load<Floats>(y) * p.logit_scale;
-      if (p.logit_softcap > 0) v = hyperbolic(v / p.logit_softcap) * p.logit_softcap;
-      store(y, v);
-    }
-  pool.barrier.wait();
-  share(wanted, a, z);
-  for (int b = a; b < z; b++) {
-    const float *y = p.logits + (size_t)b * p.out.n;
-    int32_t best = 0;
-    for (int i = 1; i < p.vocab; i++) best = y[i] > y[best] ? i : best;
-    job.best[b] = best;
+    add(a, z, l.norms + 3, false);
   }
+
+  void score() {
+    int wanted = 0, a, z;
+    for (int b = 0; b < rows; b++)
+      if (job.wanted[b]) {
+        // Rows whose logits are asked for stand one behind the other.
+        if (id == 0) std::memcpy(s.update + wanted * w, s.x + b * w, 4 * (size_t)whole(p.d));
+        wanted++;
+      }
+    wait();
+    if (!wanted) return;
+    prepare(own, p.out, s.update, w, p.d, wanted, p.final_norm, quantised);
+    share(p.out.n / LANES, a, z);
+    product_of(p.out, a, z, own, wanted, p.logits, p.out.n, quantised);
+    for (int b = 0; b < wanted; b++)
+      for (int c = a * LANES; c < z * LANES; c += LANES) {
+        float *y = p.logits + (size_t)b * p.out.n + c;
+        Floats v = load<Floats>(y) * p.logit_scale;
+        if (p.logit_softcap > 0) v = hyperbolic(v / p.logit_softcap) * p.logit_softcap;
+        store(y, v);
+      }
+    wait();
+    share(wanted, a, z);
+    for (int b = a; b < z; b++) {
+      const float *y = p.logits + (size_t)b * p.out.n;
+      int32_t best = 0;
+      for (int i = 1; i < p.vocab; i++) best = y[i] > y[best] ? i : best;
+      job.best[b] = best;
+    }
+  }
+};
+
+void work(Pool &pool, int id) {
+  Worker worker(pool, id);
+  worker.embed();
+  for (int i = 0; i < worker.p.layers; i++) {
+    const Layer &l = worker.p.layer[i];
+    worker.attention(l);
+    if (l.experts) worker.experts(l);
+    else worker.mlp(l);
+  }
+  worker.score();
 }
 
 void serve(Pool &pool, int id) {
@@ -615,37 +889,52 @@ void serve(Pool &pool, int id) {
 extern "C" {
 
 // Sizes of the structures, so that the caller can check its own.
-int sc_sizes(int which) { return which == 0 ? sizeof(Program) : which == 1 ? sizeof(Layer) : sizeof(Matrix); }
+int sc_sizes(int which) {
+  const int sizes[] = {sizeof(Program), sizeof(Layer), sizeof(Matrix), sizeof(Norm)};
+  return sizes[which];
+}
 int sc_most_rows() { return MOST_ROWS; }
 int sc_integer_dot() { return HAS_INTEGER_DOT; }
 long sc_tile_bytes(int kind) { return (long)tile_bytes(kind); }
 
-// Zeroed memory at the start of a huge page, and huge pages where the system gives them.
+// Zeroed memory at the start of a huge page, and huge pages where the system gives them; null where it gives none.
 void *sc_arena(size_t bytes) {
   const size_t page = (size_t)2 << 20, whole = (bytes + page - 1) / page * page;
-  void *found = std::aligned_alloc(page, whole);
-  if (!found) return nullptr;
+  char *found = (char *)mmap(nullptr, whole + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (found == MAP_FAILED) return nullptr;
+  char *first = (char *)(((uintptr_t)found + page - 1) / page * page);
+  if (first > found) munmap(found, first - found);
+  if (found + page > first) munmap(first + whole, found + page - first);
 #if defined(MADV_HUGEPAGE)
-  madvise(found, whole, MADV_HUGEPAGE);
+  madvise(first, whole, MADV_HUGEPAGE);
 #endif
-  std::memset(found, 0, whole);
-  return found;
+  return first;
 }
-void sc_free(void *arena) { std::free(arena); }
+void sc_free(void *arena, size_t bytes) {
+  const size_t page = (size_t)2 << 20;
+  munmap(arena, (bytes + page - 1) / page * page);
+}
 
 // Floats that `sc_start` needs for what the threads share.
-long sc_scratch(long widest) { return 5L * MOST_ROWS * widest; }
+long sc_scratch(long widest) { return 6L * MOST_ROWS * widest; }
 
 void sc_start(Program *p, float *scratch, long widest) {
   Pool *pool = new Pool;
   const size_t row = MOST_ROWS * (size_t)widest;
-  pool->shared = Shared{scratch, scratch + row, scratch + 2 * row, scratch + 3 * row, scratch + 4 * row, (int)widest};
+  pool->shared = Shared{scratch,           scratch + row,     scratch + 2 * row, scratch + 3 * row,
+                        scratch + 4 * row, scratch + 5 * row, (int)widest};
+  int experts = 0, chosen = 0;
+  for (int i = 0; i < p->layers; i++) {
+    experts = p->layer[i].router.n > experts ? p->layer[i].router.n : experts;
+    chosen = p->layer[i].chosen > chosen ? p->layer[i].chosen : chosen;
+  }
   pool->own.resize(p->threads);
   for (Own &own : pool->own) {
     const size_t numbers = MOST_ROWS * (size_t)(widest + GROUP), groups = numbers / GROUP;
     own.normed.resize(numbers), own.q.resize(numbers);
     own.sums.resize(groups), own.scales.resize(groups), own.counts.resize(groups);
-    own.scores.resize(p->capacity + LANES);
+    own.scores.resize(4 * (p->capacity + LANES));
+    own.routed.resize(experts), own.kept.resize(MOST_ROWS * chosen), own.picked.resize(MOST_ROWS * chosen);
   }
   pool->barrier.threads = p->threads;
   for (int id = 1; id < p->threads; id++) pool->workers.emplace_back(serve, std::ref(*pool), id);

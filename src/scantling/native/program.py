@@ -4,53 +4,76 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
+from scantling.native.tiles import ROWS, padded
 from scantling.parts.attention import Attention
-from scantling.parts.block import Block
+from scantling.parts.block import Block, ParallelBlock, Sublayer
 from scantling.parts.heads import Head
-from scantling.parts.leaf import RMSNorm
+from scantling.parts.leaf import HeadNorm, LayerNorm, RMSNorm
 from scantling.parts.mlp import MLP, GatedMLP
+from scantling.parts.moe import MoE
 from scantling.parts.part import Part
-from scantling.parts.position import NoPosition, Position
-from scantling.parts.rope import RoPE
+from scantling.parts.position import ALiBi, Learned, NoPosition
+from scantling.parts.rope import Dynamic, RoPE
+from scantling.parts.stack import Stack
 from scantling.parts.transformer import Transformer
 
 ACTS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4, "quick_gelu": 5}
-LANES, WIDEST_HEAD = 16, 256
+SCORINGS = {"softmax": 0, "sigmoid": 1, "top_softmax": 2}
+WIDEST_HEAD = 256
+PLACES = ("in", "res", "out")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One block: its path, attention and MLP."""
+    """One block.
+
+    Attributes:
+        experts: the mixture that the MLP stands in, or None.
+        norms: by their names in the block those of ``attn`` before it, on what it gives and after the sum, then those
+            of ``mlp``; (name, None) where there is none.
+    """
 
     path: str
     attention: Attention
     mlp: MLP | GatedMLP
+    experts: MoE | None
+    norms: tuple[tuple[str, RMSNorm | LayerNorm | None], ...]
+
+    @property
+    def mlp_path(self) -> str:
+        """Of the MLP's matrices."""
+        return f"{self.path}.mlp" if self.experts is None else f"{self.path}.mlp.experts"
 
 
 @dataclass(frozen=True)
 class Outline:
-    """A part tree that the compiled pass can run."""
+    """A part tree that the compiled pass can run.
+
+    Attributes:
+        parallel: both sublayers of a block read the same stream.
+    """
 
     model: Transformer
+    stack: Stack
     head: Head
     layers: tuple[Layer, ...]
+    parallel: bool
 
     @property
     def attention(self) -> Attention:
-        """Of the first layer; sizes are those of all."""
+        """Of the first layer; the number of heads and their width are those of all."""
         return self.layers[0].attention
+
+    @property
+    def d_head(self) -> int:
+        """Channels that a head takes in the pass: filled up with zeros to whole registers."""
+        return padded(self.attention.d_head, ROWS)
 
     @property
     def turned(self) -> int:
         """Channels of each head that are turned, in the layers that turn any."""
         return max(layer.attention.position.turned for layer in self.layers)
-
-    @property
-    def mlp(self) -> MLP | GatedMLP:
-        """Of the first layer; sizes are those of all."""
-        return self.layers[0].mlp
 
 
 def outline(model: Transformer) -> Outline | str:
@@ -59,16 +82,25 @@ def outline(model: Transformer) -> Outline | str:
 
 
 def _outlined(model: Transformer) -> Outline:
-    assert model.decoder is not None
-    assert isinstance(model.head, Head)
-    layers = []
-    for i, block in enumerate(model.decoder.blocks):
-        parts = block.children()
-        attention, mlp = parts["attn"], parts["mlp"]
-        assert isinstance(attention, Attention)
-        assert isinstance(mlp, MLP | GatedMLP)
-        layers.append(Layer(f"decoder.blocks.{i}", attention, mlp))
-    return Outline(model, model.head, tuple(layers))
+    stack, head = model.decoder, model.head
+    assert stack is not None
+    assert isinstance(head, Head)
+    layers = tuple(_layer(f"decoder.blocks.{i}", _sublayers(block)) for i, block in enumerate(stack.blocks))
+    return Outline(model, stack, head, layers, isinstance(stack.blocks[0], ParallelBlock))
+
+
+def _layer(path: str, sublayers: tuple[Sublayer, ...]) -> Layer:
+    attention, last = (sub.part for sub in sublayers)
+    experts = last if isinstance(last, MoE) else None
+    mlp = last.experts if isinstance(last, MoE) else last
+    assert isinstance(attention, Attention)
+    assert isinstance(mlp, MLP | GatedMLP)
+    norms = [(sub.norm_name(place) or "", dict(sub.norms).get(place)) for sub in sublayers for place in PLACES]
+    return Layer(path, attention, mlp, experts, tuple(norms))
+
+
+def _sublayers(block: Part) -> tuple[Sublayer, ...]:
+    return block.sublayers if isinstance(block, Block | ParallelBlock) else ()
 
 
 def _oddities(model: Transformer) -> Iterator[str]:
@@ -77,76 +109,66 @@ def _oddities(model: Transformer) -> Iterator[str]:
     if stack is None or model.two_stacks or not stack.blocks:
         yield "it runs decoders that stand alone and have a block"
         return
-    if model.widen or stack.embed_norm or stack.types or stack.widen or dict(stack.position.parts()):
-        yield "it runs stacks that begin with the token table alone"
-    if not isinstance(stack.position, NoPosition | RoPE):
-        yield f"it turns queries and keys, and this card adds {type(stack.position).__name__}"
-    if not _plain_norm(stack.final_norm):
-        yield "it ends in an RMSNorm"
-    if not isinstance(model.head, Head):
+    position = stack.position
+    if model.widen or stack.types or stack.widen:
+        yield "its tables are as wide as the stream, and tokens are of one kind"
+    if not isinstance(position, NoPosition | RoPE | ALiBi | Learned) or getattr(position, "pad_id", None) is not None:
+        yield f"it has no positions of kind {type(position).__name__}"
+    head = model.head
+    if not isinstance(head, Head):
         yield "it scores a vocabulary"
         return
-    head = model.head
-    if head.transform or head.bias or head.width != head.d_model:
-        yield "its head is one matrix without a shift"
-    if model.table.d_model % LANES:
-        yield f"d_model is a multiple of {LANES}"
+    if head.transform or head.width != head.d_model or (head.bias and head.scale):
+        yield "its head is one matrix"
     for block in stack.blocks:
         yield from _odd_block(block)
-    sizes = {_sizes(block) for block in stack.blocks if isinstance(block, Block)}
-    turned = {layer.turned for layer in map(_position, stack.blocks)} - {0}
-    if len(sizes) > 1 or len(turned) > 1:
-        yield "all layers have heads and MLPs of one size"
+    attentions = [sub.part for block in stack.blocks for sub in _sublayers(block)[:1]]
+    names = ("n_heads", "n_kv_heads", "d_head", "softcap", "clip")
+    sizes = {tuple(getattr(attention, name, None) for name in names) for attention in attentions}
+    turned = {attention.position.turned for attention in attentions if isinstance(attention, Attention)} - {0}
+    kinds = {isinstance(block, ParallelBlock) for block in stack.blocks}
+    if len(sizes) > 1 or len(turned) > 1 or len(kinds) > 1:
+        yield "all layers have heads of one size and number, and blocks of one kind"
 
 
 def _odd_block(block: Part) -> Iterator[str]:
-    if not isinstance(block, Block) or block.from_norm or [s.name for s in block.sublayers] != ["attn", "mlp"]:
-        yield "its blocks are attention and MLP, one after the other"
+    sublayers = _sublayers(block)
+    if [sub.name for sub in sublayers] != ["attn", "mlp"] or (isinstance(block, Block) and block.from_norm):
+        yield "its blocks are attention and MLP, each added to the stream"
         return
-    if any([place for place, _ in sub.norms] != ["in"] or not _plain_norm(sub.norms[0][1]) for sub in block.sublayers):
-        yield "each sublayer has one RMSNorm before it"
-    attention, mlp = (sub.part for sub in block.sublayers)
+    attention, mlp = (sub.part for sub in sublayers)
     if not isinstance(attention, Attention):
         yield f"it has no {type(attention).__name__}"
         return
     yield from _odd_attention(attention)
+    if isinstance(mlp, MoE):
+        yield from _odd_experts(mlp, isinstance(block, ParallelBlock))
+        mlp = mlp.experts
     if not isinstance(mlp, MLP | GatedMLP):
         yield f"it has no {type(mlp).__name__}"
-    elif mlp.act not in ACTS or getattr(mlp, "clamp", None):
-        yield f"its MLP has one of the activations {', '.join(ACTS)}, without a clamp"
-    elif mlp.d_ff % LANES:
-        yield f"d_ff is a multiple of {LANES}"
+    elif mlp.act not in ACTS:
+        yield f"its MLP has one of the activations {', '.join(ACTS)}"
+
+
+def _odd_experts(moe: MoE, parallel: bool) -> Iterator[str]:
+    router = moe.router
+    if moe.shared or router.selection_bias or router.groups > 1 or parallel:
+        yield "its experts are chosen by their scores alone, and none is shared"
 
 
 def _odd_attention(attention: Attention) -> Iterator[str]:
     seen, position = attention.visibility, attention.position
     if not seen.causal or seen.chunk or seen.stride or seen.prefix:
         yield "attention is causal, with or without a window"
-    if not isinstance(position, NoPosition | RoPE):
+    if not isinstance(position, NoPosition | RoPE | ALiBi):
         yield f"it turns queries and keys, and this card has {type(position).__name__}"
-    elif position.renewed_past is not None:
+    elif isinstance(position, ALiBi) and (position.rounded or attention.softcap):
+        yield "penalties are not rounded and not capped"
+    elif position.renewed_past is not None or isinstance(getattr(position, "scaling", None), Dynamic):
         yield "the angles do not depend on the length"
-    if attention.sinks or attention.clip:
-        yield "there are no attention sinks and no clipping"
-    if attention.d_head % LANES or attention.d_head > WIDEST_HEAD:
-        yield f"d_head is a multiple of {LANES} up to {WIDEST_HEAD}"
-    norms = [norm for norm in (attention.q_norm, attention.k_norm) if norm is not None]
-    if any(not _plain_norm(norm) or getattr(norm, "d", None) != attention.d_head for norm in norms):
-        yield "queries and keys are normed head by head with one RMSNorm"
-
-
-def _position(block: Part) -> Position:
-    attention = block.children().get("attn")
-    return attention.position if isinstance(attention, Attention) else NoPosition()
-
-
-def _plain_norm(norm: Any) -> bool:
-    return isinstance(norm, RMSNorm)
-
-
-def _sizes(block: Block) -> tuple[Any, ...]:
-    attention, mlp = (sub.part for sub in block.sublayers)
-    qk_eps = getattr(getattr(attention, "q_norm", None), "eps", None)
-    eps = tuple(norm.eps for sub in block.sublayers for _, norm in sub.norms)
-    shapes = [getattr(attention, name, None) for name in ("n_heads", "n_kv_heads", "d_head", "scale", "softcap")]
-    return (*shapes, qk_eps, eps, type(mlp), getattr(mlp, "d_ff", None), getattr(mlp, "act", None))
+    if padded(attention.d_head, ROWS) > WIDEST_HEAD:
+        yield f"heads have up to {WIDEST_HEAD} channels"
+    wide = isinstance(attention.q_norm, RMSNorm)
+    for norm in (attention.q_norm, attention.k_norm):
+        if norm is not None and not isinstance(norm, HeadNorm) and norm.d != attention.d_head and not wide:
+            yield "only an RMSNorm goes over all heads"

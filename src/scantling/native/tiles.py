@@ -41,9 +41,19 @@ class Stored:
     data: NDArray[Any]
     columns: int
 
-    def rows(self, order: Any) -> Stored:
-        """The same with its rows in another order; no block spans rows."""
-        return Stored(self.kind, self.data[order], self.columns)
+    def rows(self, order: NDArray[np.int64]) -> Stored:
+        """The same with its rows in another order, which no block spans; -1 is a row of zeros."""
+        return Stored(self.kind, _taken(self.data, order, 0), self.columns)
+
+    def columns_in(self, order: NDArray[np.int64]) -> Stored:
+        """The same with its columns in another order; -1 is a column of zeros.
+
+        Raises:
+            ScantlingInputError: they stand together in blocks.
+        """
+        if self.kind in _BLOCKS:
+            raise ScantlingInputError(f"heads of such a width need weights of 16 or 32 bits, and these are {self.kind}")
+        return Stored(self.kind, _taken(self.data, order, 1), len(order))
 
     @property
     def tiled(self) -> str:
@@ -67,6 +77,26 @@ def quantise(values: NDArray[np.float32], kind: str) -> Stored:
     quants = need("gguf.quants", "quantise weights")
     data = quants.quantize(values, quants.GGMLQuantizationType[kind])
     return Stored(kind, data, values.shape[1])
+
+
+def _taken(data: NDArray[Any], order: NDArray[np.int64], axis: int) -> NDArray[Any]:
+    if order.min() < 0:
+        shape = [1 if i == axis else n for i, n in enumerate(data.shape)]
+        data = np.concatenate([data, np.zeros(shape, data.dtype)], axis)
+    found: NDArray[Any] = data.take(order, axis)
+    return found
+
+
+def in_heads(heads: int, width: int, stored: int, order: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    """Places of the channels of heads that are filled up from `width` to `stored`: -1 is a channel of zeros.
+
+    Args:
+        order: of the channels of each head.
+    """
+    one = np.full(stored, -1)
+    one[:width] = np.arange(width) if order is None else order
+    places = np.where(one < 0, -1, np.arange(heads)[:, None] * width + one)
+    return places.reshape(-1)
 
 
 def join(pieces: list[Stored]) -> Stored:

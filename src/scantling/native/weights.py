@@ -30,7 +30,7 @@ class Weights(Protocol):
         """Tells these weights from any others; None where nothing does, so that nothing is kept of them."""
 
     def matrix(self, name: str) -> Stored:
-        """A matrix as it is held."""
+        """A matrix as it is held; of experts, theirs under one another."""
 
     def vector(self, name: str) -> NDArray[np.float32]:
         """A gain or a shift."""
@@ -51,6 +51,7 @@ class OfNet:
 
     def matrix(self, name: str) -> Stored:
         tensor = self.tensors[name].detach()
+        tensor = tensor.reshape(-1, tensor.shape[-1])
         stored = self.width if self.width != "stored" else str(tensor.dtype).removeprefix("torch.")
         if stored in ("bf16", "bfloat16"):
             import torch

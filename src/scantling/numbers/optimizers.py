@@ -19,6 +19,8 @@ and AdamW for the rest; ``adamw-8bit`` as bitsandbytes 0.50 has it."""
 BLOCK, SMALLEST = 256, 4096
 """Of adamw-8bit: values that share a scale, and the tensors that stay float32 below this size (Dettmers et al.,
 arXiv:2110.02861, section 2; bitsandbytes/optim/optimizer.py, `Optimizer2State.init_state`)."""
+AT_ONCE = 2**20
+"""Values of a tensor whose 8-bit moments are wide at one time."""
 _STEP = 4
 """Bytes of AdamW's count of updates, which each weight has for itself: a float32."""
 
@@ -107,7 +109,11 @@ def working(weights: list[Trained], optimizer: str, dtype: str) -> int:
 
     The fused AdamW holds nothing; SGD with Nesterov's momentum makes a corrected gradient; Muon's Newton-Schulz keeps
     the blended gradient and, in bfloat16, two matrices of the weight's size and two Gram matrices of its short side.
+    8-bit moments are wide for a piece of a tensor at a time: both, and three more of their size.
     """
+    if optimizer == "adamw-8bit":
+        largest = max((weight.numel for weight in weights if weight.numel >= SMALLEST), default=0)
+        return 5 * DTYPE_BYTES["float32"] * min(largest, AT_ONCE)
     if optimizer == "sgd":
         return DTYPE_BYTES[dtype] * max((weight.numel for weight in weights), default=0)
     if optimizer != "muon":

@@ -63,7 +63,8 @@ class Recipe:
         rows: of a piece of the chunked loss; None for as many as make `PIECE` logits.
         micro_batches: forwards and backwards before one update; gradients stay between them.
         main_gradients: with a master copy, gradients are summed in float32, and the narrow ones do not outlive a
-            backward; without, they stay as narrow as the weights.
+            backward: what `train` does, 18 bytes a parameter with AdamW. False keeps them as narrow as the weights, 16
+            bytes. None is True where there is a master copy.
     """
 
     precision: str = "bf16-mixed"
@@ -71,7 +72,7 @@ class Recipe:
     loss: str = "plain"
     rows: int | None = None
     micro_batches: int = 1
-    main_gradients: bool = False
+    main_gradients: bool | None = None
 
     def __post_init__(self) -> None:
         for what, known in (("precision", PRECISIONS), ("loss", ("plain", "chunked"))):
@@ -80,7 +81,10 @@ class Recipe:
         for what in ("rows", "micro_batches"):
             if (size := getattr(self, what)) is not None and size < 1:
                 raise ScantlingInputError(f"{what} is {size}; at least 1 is needed")
-        if self.main_gradients and PRECISIONS[self.precision].master is None:
+        master = PRECISIONS[self.precision].master is not None
+        if self.main_gradients is None:
+            object.__setattr__(self, "main_gradients", master)
+        elif self.main_gradients and not master:
             raise ScantlingInputError(
                 f"{self.precision} has no master copy, so its gradients are never kept in another format; "
                 "main gradients go with bf16-master"

@@ -25,7 +25,7 @@ ZERO = "Rajbhandari et al. (ZeRO), arXiv:1910.02054, section 3.1"
 VLLM = "Kwon et al. (vLLM), arXiv:2309.06180, section 3"
 GQA = "Ainslie et al., arXiv:2305.13245"
 
-ADAM_16 = Recipe("bf16-master")
+ADAM_16 = Recipe("bf16-master", main_gradients=False)
 """16 bytes per parameter: 2 + 2 of weights and gradients, 4 of the master copy, 8 of moments (ZeRO, section 3.1)."""
 ADAM_18 = Recipe("bf16-master", main_gradients=True)
 """The same with gradients that are kept and added up in float32."""

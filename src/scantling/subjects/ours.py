@@ -19,12 +19,11 @@ from scantling.audits.protocol import ABSOLUTE, Cached, Change, Loss, Position, 
 from scantling.cards import Card
 from scantling.cards.rules import position_limit
 from scantling.errors import need
-from scantling.generate.keeping import Keeping
-from scantling.generate.session import Session, Source
 from scantling.model import Model, load
 from scantling.parts.heads import Head
 from scantling.parts.part import Workload
 from scantling.saving import save
+from scantling.subjects import caches
 from scantling.tensor.cache import Cache
 from scantling.tensor.context import Context
 from scantling.train.forward import How, Inputs, forward
@@ -50,7 +49,8 @@ def ours(lm: Model, name: str | None = None, sample: Tensor | None = None) -> Su
         kernels={kernel: _run(lm, kernel=kernel) for kernel in KERNELS},
         modes={"in training": _in_training(lm), "while maps are recorded": _run(lm, "reference", recorder=_passed_on)},
         packed={"document_ids": _run(lm)} if _per_token(lm) else {},
-        cached={"its cache": _cached(lm), **_sessions(lm)} if decodes else {},
+        cached={"its cache": _cached(lm), **caches.ways(lm, any(_windows(lm) or ()))} if decodes else {},
+        kept=caches.narrow(lm),
         cast=cache(lambda dtype: ours(_cast(lm, dtype), name, sample)),
         loss=_loss(lm) if scores else None,
         counts_items=scores,
@@ -187,39 +187,6 @@ def _cached(lm: Model) -> Cached:
             context = _context(lm, part, "fused", cache=store)
             outs.append(lm.net(part.ids, context, None if start else feed.source))
             store.advance(tokens)
-            start += tokens
-        return torch.cat(outs, 1)
-
-    return run
-
-
-def _sessions(lm: Model) -> dict[str, Cached]:
-    """What `generate` uses: a session that keeps everything, and one whose windows are rings."""
-    if lm.reads_prefix:
-        # A session takes the first piece for the prefix, which no plain pass has.
-        return {}
-    rings = any(w is not None for w in _windows(lm) or ())
-    kinds = {"a session": Keeping(), **({"a session with rings": Keeping("ring")} if rings else {})}
-    return {name: _session(lm, keeping) for name, keeping in kinds.items()}
-
-
-def _session(lm: Model, keeping: Keeping) -> Cached:
-    """Every logit; behind padding the last one of each piece."""
-
-    def run(feed: Feed, pieces: Sequence[int]) -> Tensor:
-        source = None
-        if feed.source is not None:
-            source = Source(feed.source, None if feed.source_mask is None else feed.source_mask.bool())
-        session = Session(lm, len(feed.ids), sum(pieces), source=source, keeping=keeping)
-        outs, start = [], 0
-        for tokens in pieces:
-            ids = feed.ids[:, start : start + tokens]
-            if feed.mask is None:
-                outs.append(session.score(ids))
-            elif start:
-                outs.append(session.score(ids)[:, -1:])
-            else:
-                outs.append(session.prefill(ids, feed.mask[:, :tokens])[:, None])
             start += tokens
         return torch.cat(outs, 1)
 

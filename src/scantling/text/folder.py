@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scantling.errors import ScantlingInputError, need
+from scantling.errors import ScantlingError, ScantlingInputError, need
+from scantling.text import pieces
 
 MAX_TOKENIZER_BYTES = 256 * 2**20
 MAX_JSON_BYTES = 16 * 2**20
 MAX_TEMPLATE_BYTES = 256 * 2**10
 
 _OTHER_FORMS = {
-    "tokenizer.model": "a SentencePiece model",
     "vocab.json": "a vocabulary of the old BPE form",
     "vocab.txt": "a WordPiece vocabulary",
     "tekken.json": "a tekken vocabulary",
@@ -32,10 +32,17 @@ def guarded(action: Callable[[], _T], what: str) -> _T:
     """
     try:
         return action()
-    except (KeyboardInterrupt, SystemExit, MemoryError):
+    except (ScantlingError, KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:
         raise ScantlingInputError(f"{what}: {' '.join(str(error).split())[:300]}") from None
+
+
+def sentencepiece_of(root: Path) -> Path | None:
+    """The SentencePiece model of a folder that has no tokenizer.json, or None."""
+    if (root / "tokenizer.json").is_file():
+        return None
+    return next((root / name for name in pieces.FILES if (root / name).is_file()), None)
 
 
 def read_library(root: Path) -> Any:

@@ -68,7 +68,7 @@ def build(metadata: Mapping[str, object]) -> Any:
         library = _sentencepiece(metadata, vocabulary, types)
     else:
         library = _wordpiece(metadata, vocabulary, tokens)
-    _add_marked(library, tokens, types)
+    add_marked(library, tokens, types)
     return library
 
 
@@ -202,7 +202,8 @@ def _ranked_merges(
     return merges
 
 
-def _add_marked(library: Any, tokens: list[str], types: list[int]) -> None:
+def add_marked(library: Any, tokens: list[str], types: list[int]) -> None:
+    """Tell the library which tokens are marks, and which a user defined."""
     added = need("tokenizers", "read text").AddedToken
     for token, kind in zip(tokens, types, strict=True):
         if kind in (CONTROL, UNKNOWN) and token:

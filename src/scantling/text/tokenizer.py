@@ -9,7 +9,7 @@ from typing import Any
 
 from scantling.errors import ScantlingInputError, need
 from scantling.text import folder as files
-from scantling.text import gguf_vocab, gguf_vocab_write, written
+from scantling.text import gguf_vocab, gguf_vocab_write, pieces, written
 from scantling.text.stream import TokenStream, stage_makers
 
 __all__ = ["TokenStream", "Tokenizer"]
@@ -52,7 +52,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
-        """Read tokenizer.json and the files beside it.
+        """Read tokenizer.json and the files beside it; where there is none, a SentencePiece model (`pieces.FILES`).
 
         Read are tokenizer.json (at most 256 MiB; truncation and padding in it are switched off), tokenizer_config.json,
         special_tokens_map.json, generation_config.json (at most 16 MiB each) and chat_template.jinja (at most 256 KiB).
@@ -64,6 +64,8 @@ class Tokenizer:
             MissingExtra: the `tokenizers` library is not installed.
         """
         root = Path(folder)
+        if (model := files.sentencepiece_of(root)) is not None:
+            return cls._from_pieces(model, root)
         library = files.read_library(root)
         sources = {name: files.read_json(root / name) for name in ("tokenizer_config.json", "special_tokens_map.json")}
         config = sources["tokenizer_config.json"]
@@ -83,6 +85,24 @@ class Tokenizer:
         if marks.add_bos and marks.bos_id is None:
             raise ScantlingInputError(f"{root}: tokenizer_config.json sets add_bos_token, but no file names the token")
         return cls(library, marks)
+
+    @classmethod
+    def from_sentencepiece(cls, path: str | Path) -> Tokenizer:
+        """Read a SentencePiece model, a `.model` file by itself; `pieces.Pieces` says what stands around a text.
+
+        Raises:
+            ScantlingInputError: no SentencePiece model, or one of a kind that cannot be built.
+            MissingExtra: the `sentencepiece` library is not installed.
+        """
+        return cls._from_pieces(Path(path), None)
+
+    @classmethod
+    def _from_pieces(cls, model: Path, root: Path | None) -> Tokenizer:
+        """A SentencePiece model with what the files of a folder say beside it."""
+        config = {} if root is None else files.read_json(root / "tokenizer_config.json")
+        adds = (files.optional_flag(config, f"add_{mark}_token") for mark in ("bos", "eos"))
+        found = files.guarded(lambda: pieces.Pieces(model, *adds), f"{model} is no tokenizer")
+        return cls.from_library(found.library, found.names, None if root is None else files.chat_template(root, config))
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object]) -> Tokenizer:

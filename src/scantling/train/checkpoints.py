@@ -110,6 +110,9 @@ def save(run: Path, step: int, write: Callable[[Path], None], keep: int, best: i
         flush_folder(run)
         _point(run, target.name)
         _purge(run, keep, {step, best})
+    except ScantlingInputError as error:
+        text = str(error).replace(str(fresh), str(target))
+        raise ScantlingInputError(f"{text}; the older checkpoints are as they were") from None
     except OSError as error:
         raise ScantlingInputError(
             f"{target}: the checkpoint cannot be written: {error.strerror or error}; the older ones are as they were"

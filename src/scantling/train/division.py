@@ -32,6 +32,12 @@ from scantling.train import tensor_ranks
 from scantling.train.optim import block_of, norms_by_block
 from scantling.train.ranks import Ranks
 
+WHOLE = {
+    "muon": "muon needs whole matrices and cannot update them",
+    "adamw-8bit": "the blocks of 8-bit moments are not divided",
+}
+"""Optimizers that do not go value by value, and why they do not train shards."""
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -227,8 +233,7 @@ def check(lm: Model, training: Training, ranks: Ranks) -> None:
     if ranks.replicated:
         return
     sentence = "{} by sharded or tensor ranks: add --set 'parallel={{replicated: {}}}'"
-    if training.optimizer.kind == "muon":
-        what = "muon needs whole matrices and cannot update them"
+    if (what := WHOLE.get(training.optimizer.kind)) is not None:
         raise ScantlingInputError(sentence.format(what, ranks.size))
     if training.lora is not None:
         raise ScantlingInputError(sentence.format("adapters are not trained", ranks.size))

@@ -84,7 +84,8 @@ def predicted(lm: Model, training: Training, ranks: Ranks) -> Memory:
 
 
 def _precision(training: Training) -> Precision:
-    """Bytes of a parameter; optimizers with one moment keep half of AdamW's two."""
+    """Bytes of a parameter; optimizers with one moment keep half of AdamW's two, and one of 8 bits a byte for each."""
     found = PRECISIONS[_NAMES[training.precision]]
     moment = found.weights if training.precision == "bf16" else 4
-    return found if training.optimizer.kind == "adamw" else replace(found, state=found.state - moment)
+    spared = {"adamw": 0, "adamw-8bit": 2 * (moment - 1)}.get(training.optimizer.kind, moment)
+    return replace(found, state=found.state - spared)

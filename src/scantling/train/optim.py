@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from scantling.errors import ScantlingInputError
 from scantling.parts.leaf import Embedding, Linear
 from scantling.parts.part import Part, join
+from scantling.train.eight_bits import AdamW8
 
-KINDS = ("adamw", "muon", "sgd")
-"""What can train here; `numbers` also counts adamw-8bit."""
+KINDS = ("adamw", "adamw-8bit", "muon", "sgd")
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,9 @@ class Recipe:
     """An optimiser and its constants.
 
     Attributes:
-        kind: ``adamw`` (arXiv:1711.05101, algorithm 2); ``muon``: matrices of the blocks by Muon (Newton-Schulz, sizes
-            matched to AdamW's by arXiv:2502.16982, eq. 4), all others by AdamW; ``sgd`` with Nesterov momentum.
+        kind: ``adamw`` (arXiv:1711.05101, algorithm 2); ``adamw-8bit``, the same with moments in 8 bits; ``muon``:
+            matrices of the blocks by Muon (Newton-Schulz, sizes matched to AdamW's by arXiv:2502.16982, eq. 4), all
+            others by AdamW; ``sgd`` with Nesterov momentum.
         lr: the peak rate, of every group.
         momentum: of Muon and SGD.
         decay_embeddings: whether tables decay like matrices.
@@ -120,6 +121,8 @@ class Optimizers:
             self._all.append(
                 torch.optim.SGD(rest, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.momentum > 0)
             )
+        elif rest and recipe.kind == "adamw-8bit":
+            self._all.append(AdamW8(rest, recipe.lr, recipe.betas, recipe.eps))
         elif rest:
             self._all.append(
                 torch.optim.AdamW(rest, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=_fused(trained))
@@ -182,7 +185,8 @@ class Optimizers:
         for optimizer in self._all:
             for name, weight in trained.items():
                 entries: Mapping[str, Any] = optimizer.state.get(weight, {})
-                found |= {f"{name}/{key}": value.detach() for key, value in entries.items() if value is not None}
+                kept = {key: torch.as_tensor(value).detach() for key, value in entries.items() if value is not None}
+                found |= {f"{name}/{key}": value for key, value in kept.items()}
         return found
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -212,25 +216,36 @@ class Optimizers:
     def _restore(
         self, optimizer: torch.optim.Optimizer, name: str, weight: Tensor, entries: Mapping[str, Tensor]
     ) -> None:
+        kept = {key: value.to(weight.device) for key, value in entries.items() if key != "master"}
+        wanted = _entries(optimizer, weight)
+        if kept and set(kept) != set(wanted):
+            raise ScantlingInputError(
+                f"the optimizer's state of {name!r} has {', '.join(kept)} and this optimizer keeps {', '.join(wanted)}"
+            )
         for entry, value in entries.items():
-            if value.dim() and value.shape != weight.shape:
+            shape = wanted.get(entry, tuple(weight.shape))
+            if value.dim() and value.shape != shape:
                 raise ScantlingInputError(
-                    f"{entry} of {name!r} has shape {list(value.shape)} in the optimizer's state and the weight "
-                    f"{list(weight.shape)}"
+                    f"{entry} of {name!r} has shape {list(value.shape)} in the optimizer's state and "
+                    f"{list(shape)} is needed"
                 )
         if "master" in entries:
             with torch.no_grad():
                 weight.copy_(entries["master"])
-        kept = {key: value.to(weight.device) for key, value in entries.items() if key != "master"}
-        wanted = (
-            {"momentum_buffer"} if not isinstance(optimizer, torch.optim.AdamW) else {"step", "exp_avg", "exp_avg_sq"}
-        )
-        if kept and set(kept) != wanted:
-            raise ScantlingInputError(
-                f"the optimizer's state of {name!r} has {', '.join(kept)} and this optimizer keeps {', '.join(wanted)}"
-            )
         if kept:
             optimizer.state[weight] = {key: value.clone() for key, value in kept.items()}
+            if isinstance(optimizer, AdamW8):
+                optimizer.state[weight]["step"] = int(kept["step"])
+
+
+def _entries(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, tuple[int, ...]]:
+    """What an optimiser keeps of a weight, with its shape."""
+    if isinstance(optimizer, AdamW8):
+        return optimizer.entries(weight)
+    shape = tuple(weight.shape)
+    if isinstance(optimizer, torch.optim.AdamW):
+        return {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
+    return {"momentum_buffer": shape}
 
 
 def _wide(weight: Tensor) -> Tensor:

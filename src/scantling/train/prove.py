@@ -19,7 +19,7 @@ from torch import Tensor
 from scantling.assembly import assemble
 from scantling.cards.schema import Dropout
 from scantling.cards.training import Evaluation, Training
-from scantling.data import Batch, Corpus, batches
+from scantling.data import Batch, Corpus, MaskedLM, batches
 from scantling.model import Model
 from scantling.train import checkpoints, settings, two_ranks
 from scantling.train import forward as passes
@@ -140,8 +140,9 @@ def accumulation(g: Ground) -> tuple[bool | None, str]:
 
 def _uneven(batch: Batch) -> Batch:
     """Most labels of the first half are left out, so that a mean of means would be another loss."""
-    thinned = batch.labels.copy()
-    thinned[: max(1, len(batch.ids) // 2), 2:] = IGNORED
+    thinned, half = batch.labels.copy(), max(1, len(batch.ids) // 2)
+    later = (thinned[:half] != IGNORED).cumsum(1) > 2
+    thinned[:half][later] = IGNORED
     return _with(batch, labels=thinned)
 
 
@@ -249,8 +250,8 @@ def shift(g: Ground) -> tuple[bool | None, str]:
     labels, judged = g.batch.labels, g.batch.labels != IGNORED
     name = settings.objective_of(g.lm.card, g.training)
     if name == "masked":
-        wanted, what = judged & (g.batch.attention_mask), "labels stand at the hidden places"
-        aligned = bool((judged == wanted).all())
+        text, what = _unhidden(g).ids, f"{int(judged.sum())} labels are what stood at their places"
+        aligned = bool((labels == text)[judged].all()) and bool((g.batch.ids == text)[~judged].all())
     else:
         read = g.batch.ids if g.batch.decoder_ids is None else g.batch.decoder_ids
         # What follows the last token of a document is not among the tokens that are read.
@@ -267,8 +268,17 @@ def shift(g: Ground) -> tuple[bool | None, str]:
         wanted_loss = float(-each[batch.labels != IGNORED].mean())
     loss, _ = gradient(g.lm, [batch])
     close = abs(loss - wanted_loss) <= CLOSE * abs(wanted_loss)
-    said = what if aligned else "labels are not the next token"
+    wrong = "what stood at their places" if name == "masked" else "the next token"
+    said = what if aligned else f"labels are not {wrong}"
     return aligned and close, f"{said}; loss {loss:.4f}, by hand {wanted_loss:.4f}"
+
+
+def _unhidden(g: Ground) -> Batch:
+    """The same rows with the same places chosen, and nothing hidden in them."""
+    objective = MaskedLM(hidden=0.0, replaced=0.0, whole_words=g.training.whole_words)
+    mode, tokens = settings.boundary_of(g.lm.card, g.training), g.batch.ids.shape[1]
+    found = batches(g.corpus, objective, ROWS, tokens, mode, g.training.seed)
+    return next(batch for batch in found if batch.cursor["step"] == g.batch.cursor["step"])
 
 
 def _goes_on(batch: Batch) -> Any:

@@ -7,6 +7,7 @@ from rank to rank as bytes; no object is ever pickled.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -240,7 +241,17 @@ def joined(device: str, where: str | None = None) -> Iterator[str]:
         raise SystemExit(2) from None
     except RuntimeError as error:
         raise RankLost(_gone(error)) from error
-    dist.destroy_process_group()
+    finally:
+        _leave()
+
+
+def _leave() -> None:
+    """End the threads of the transport, which an exit of the interpreter would trip over.
+
+    NCCL could wait here for a process that is gone; its threads do not mind.
+    """
+    if dist.is_initialized() and (dist.get_backend() == "gloo" or sys.exc_info()[0] is None):
+        dist.destroy_process_group()
 
 
 def _gone(error: RuntimeError) -> str:

@@ -87,7 +87,8 @@ def accounts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
             "time of all updates",
             f"{a['seconds_at_peak']:,.1f} s",
             f"{a['seconds']:,.1f} s",
-            f"predicted at the peak of {flops_text(a['peak'])}/s ({a['peak_source']}): MFU {100 * a['mfu']:.1f} %",
+            f"predicted at the peak of {flops_text(a['peak'])}/s ({a['peak_source']}): MFU {100 * a['mfu']:.1f} %, by "
+            f"{a['mfu_convention']}",
         ),
     ]
     if a.get("memory_predicted") is not None and a.get("memory_measured") is not None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from scantling.cards import to_yaml
 from scantling.cards.training import Training
+from scantling.checkpoint.save import Saved
 from scantling.data import Batch, Corpus, batches
 from scantling.errors import ScantlingError
 from scantling.model import Model
@@ -37,6 +38,8 @@ from scantling.train.signals import Stop
 from scantling.train.speed import (
     CONVENTION,
     MEMORY_CONVENTION,
+    MFU_CONVENTION,
+    DocumentFlops,
     Peak,
     counted_flops,
     forget_peak,
@@ -45,6 +48,9 @@ from scantling.train.speed import (
 )
 from scantling.train.step import Outcome, Stepper
 from scantling.train.watch import Watcher
+
+MEAN = "ema"
+"""The folder in a checkpoint that has the mean of the weights, a model like any other."""
 
 
 class TrainingStopped(ScantlingError):
@@ -98,6 +104,10 @@ class Run:
     most_memory: int | None = None
     saved_step: int | None = None
     last_batch: Inputs | None = None
+    document_flops: DocumentFlops = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.document_flops = DocumentFlops(self.lm.parts)
 
     def loop(self, stop: Stop) -> Summary:
         """Train to the end.
@@ -120,7 +130,7 @@ class Run:
             factor = schedule.factor(progress.step)
             outcome = self.stepper.update(progress.step, micro, factor)
             progress.cursor = dict(batch.cursor)
-            stop.by = self._count(batch, micro, time.perf_counter() - began, stop.by)
+            self._count(batch, time.perf_counter() - began)
             last, score = outcome.loss, None
             self._tell_step(outcome, factor, time.perf_counter() - began)
             self._judge(outcome)
@@ -132,8 +142,8 @@ class Run:
                     reason = "patience"
             if self._due(training.save_every) and self.saved_step != progress.step:
                 self.save()
-            if stop.by is not None:
-                reason = stop.by
+            if (signal := self._asked_to_stop(stop)) is not None:
+                reason = signal
         if score is None and reason == "done":
             score = self._evaluate()
         if self.saved_step != progress.step:
@@ -160,11 +170,17 @@ class Run:
         rows, size = len(batch.ids), rows_of_a_pass(self.training, self.stepper.ranks)
         return [inputs(batch.rows(i, i + size), self.lm.parts, self.lm.device) for i in range(0, rows, size)]
 
-    def _count(self, batch: Batch, micro: Sequence[Inputs], seconds: float, signal: str | None) -> str | None:
-        """Count an update; returns the signal by which any process was asked to stop."""
+    def _asked_to_stop(self, stop: Stop) -> str | None:
+        """The signal by which any process was asked to stop; all get the same answer."""
         ranks = self.stepper.ranks
-        tokens = int(ranks.sums([float(batch.tokens)], self.lm.device)[0])
-        stopped = bool(ranks.totals([float(signal is not None)], self.lm.device)[0])
+        if not ranks.totals([float(stop.by is not None)], self.lm.device)[0]:
+            return None
+        return ranks.first(stop.by)
+
+    def _count(self, batch: Batch, seconds: float) -> None:
+        ranks = self.stepper.ranks
+        work = [float(batch.tokens), float(self.document_flops.of(batch))]
+        tokens, flops = (int(value) for value in ranks.sums(work, self.lm.device))
         self.progress.step += 1
         self.progress.tokens += tokens
         self.progress.seconds += seconds
@@ -172,8 +188,7 @@ class Run:
         if self.progress.step > self.started_at + 1 or self.training.steps == 1:
             self.tokens_here += tokens
             self.seconds_here += seconds
-            self.flops_here += ranks.data * sum(training_flops(self.lm.parts, inner) for inner in micro)
-        return ranks.first(signal) if stopped else None
+            self.flops_here += flops
 
     def _judge(self, outcome: Outcome) -> None:
         """Act on an update that was refused.
@@ -276,11 +291,18 @@ class Run:
             tensors |= {f"ema/{name}": value for name, value in self.division.whole(self.ema.means).items()}
         if self.adapters is not None:
             tensors |= {f"lora/{name}": value for name, value in self.adapters.weights.items()}
+        if self.stepper.balance is not None:
+            tensors |= {f"router/{path}": shift for path, shift in self.stepper.balance.shifts.items()}
         return (self.division.state() if self.division.divided else None), tensors
 
     def _write(self, weights: dict[str, Tensor] | None, tensors: Mapping[str, Tensor], folder: Path) -> None:
-        with nullcontext() if self.adapters is None else self.adapters.merged():
-            saved = save(self.lm if weights is None else self._rebuilt(weights), folder)
+        saved = self._save(weights, folder)
+        if self.ema is not None and weights is None:
+            with self.ema.swapped():
+                self._save(None, folder / MEAN)
+        elif self.ema is not None and weights is not None:
+            means = {name: tensors[f"ema/{name}"].to(weights[name].dtype) for name in self.ema.means}
+            self._save(weights | means, folder / MEAN)
         notes = list(saved.notes)
         if self.adapters is not None:
             notes += self.adapters.save_peft(folder / "adapter", saved.model_type)
@@ -288,6 +310,11 @@ class Run:
             for note in notes:
                 self.tell("note", text=note)
         state.write(folder, self.progress, self.about(), tensors)
+
+    def _save(self, weights: dict[str, Tensor] | None, folder: Path) -> Saved:
+        """The net, adapters merged, as a folder of its own; with the weights given, or as they stand."""
+        with nullcontext() if self.adapters is None else self.adapters.merged():
+            return save(self.lm if weights is None else self._rebuilt(weights), folder)
 
     def about(self) -> dict[str, Any]:
         """What a run must have in common with the one that it goes on from."""
@@ -341,6 +368,8 @@ class Run:
             flops_predicted=training_flops(self.lm.parts, batch),
             flops_counted=counted,
             convention=CONVENTION,
+            flops_of_updates=self.flops_here,
+            mfu_convention=MFU_CONVENTION,
             seconds=self.seconds_here,
             seconds_at_peak=self.flops_here / (self.stepper.ranks.size * self.peak.flops),
             peak=self.peak.flops,
@@ -373,7 +402,7 @@ class Run:
 
     @property
     def mfu(self) -> float:
-        """Share of the dense peak of all ranks, by `speed.CONVENTION`."""
+        """Share of the dense peak of all ranks, by `speed.MFU_CONVENTION`."""
         size = self.stepper.ranks.size
         return self.flops_here / self.seconds_here / (size * self.peak.flops) if self.seconds_here else 0.0
 

@@ -9,7 +9,7 @@ import torch
 
 from scantling.cards import Card
 from scantling.cards.training import Training, updates
-from scantling.data import OBJECTIVES, Objective, Seq2Seq, SpanCorruption
+from scantling.data import OBJECTIVES, MaskedLM, Objective, Seq2Seq, SpanCorruption
 from scantling.errors import ScantlingInputError
 from scantling.model import Model
 from scantling.train import lora
@@ -32,8 +32,12 @@ def objective_of(card: Card, training: Training) -> str:
 def objective(lm: Model, training: Training) -> Objective:
     """What is predicted; the target of an encoder-decoder begins with what the model says."""
     name = objective_of(lm.card, training)
+    if training.whole_words and name != "masked":
+        raise ScantlingInputError(f"training.whole_words goes with the objective masked, not with {name}")
     if name == "seq2seq":
         return Seq2Seq(start_id=lm.start_id)
+    if name == "masked":
+        return MaskedLM(whole_words=training.whole_words)
     if name == "spans":
         return SpanCorruption(start_id=lm.start_id)
     return OBJECTIVES[name]()

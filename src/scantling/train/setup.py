@@ -63,13 +63,16 @@ def write_asked(run: Path, asked: Asked) -> None:
     """Remember what a run is trained on, so that it can go on without being told again.
 
     Raises:
-        OSError: it cannot be written.
+        ScantlingInputError: it cannot be written.
     """
     sources = {**_said(asked.sources), "paths": [_whole(path) for path in asked.sources.paths]}
     plain = {"sources": sources, "tokenizer": asked.tokenizer, "held_out": asked.held_out}
     part = run / f".{ASKED}.part"
-    part.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
-    part.replace(run / ASKED)
+    try:
+        part.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
+        part.replace(run / ASKED)
+    except OSError as error:
+        raise ScantlingInputError(f"{run / ASKED}: cannot be written: {error.strerror}") from None
 
 
 def read_asked(run: Path) -> Asked | None:
@@ -145,7 +148,8 @@ def tokenizer_of(lm: Model, training: Training, asked: Asked) -> Tokenizer:
         ScantlingInputError: it cannot be read or learned.
     """
     objective = objective_of(lm.card, training)
-    purpose: Purpose = "masked" if objective == "masked" else "seq2seq" if lm.parts.two_stacks else "causal"
+    alone: Purpose = "chat" if asked.sources.kind == "chat" else "causal"
+    purpose: Purpose = "masked" if objective == "masked" else "seq2seq" if lm.parts.two_stacks else alone
     if asked.tokenizer == "bytes":
         return byte_tokenizer(purpose, sentinels=N_SENTINELS if objective == "spans" else 0)
     if asked.tokenizer is not None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from scantling.cards.training import Training
+from scantling.data import Batch
 from scantling.numbers import training as training_account
 from scantling.numbers.flops import flops
 from scantling.numbers.hardware import arithmetic, devices
@@ -21,6 +24,10 @@ from scantling.train.forward import Inputs
 CONVENTION = (
     "FLOPs of matrix products, forward and twice that backward, attention over the full square, padding included, "
     "nothing for recomputation (arXiv:2204.02311, appendix B)"
+)
+MFU_CONVENTION = (
+    "FLOPs of matrix products, forward and twice that backward, of real tokens only, attention over the full square of "
+    "each document by itself, nothing for recomputation (arXiv:2204.02311, appendix B)"
 )
 _TRIES = 4
 
@@ -79,6 +86,39 @@ def training_flops(parts: Transformer, batch: Inputs) -> int:
     return flops(parts, Workload(rows, tokens, source=source, training=True)).training
 
 
+def document_sizes(batch: Batch) -> Counter[tuple[int, int | None]]:
+    """How often each size of a document, or of a piece of one, comes in a batch: its tokens, and those of its source.
+
+    Documents of concatenated rows see each other, so each such row is one. What is empty is left out.
+    """
+    if batch.decoder_mask is not None:
+        sides = zip(batch.decoder_mask.sum(1).tolist(), batch.attention_mask.sum(1).tolist(), strict=True)
+        return Counter((target, source) for target, source in sides if target and source)
+    rows = np.repeat(np.arange(len(batch.ids)), batch.ids.shape[1])[batch.attention_mask.ravel()]
+    numbers = batch.document_ids[batch.attention_mask]
+    # Documents of a row are numbered from 0, so that no two of them in the batch have the same key.
+    _, sizes = np.unique(rows * (batch.document_ids.max() + 1) + numbers, return_counts=True)
+    return Counter((int(size), None) for size in sizes)
+
+
+class DocumentFlops:
+    """FLOPs of updates by `MFU_CONVENTION`; each size of a document is reckoned once."""
+
+    def __init__(self, parts: Transformer) -> None:
+        self._parts = parts
+        self._of_one: dict[tuple[int, int | None], int] = {}
+
+    def of(self, batch: Batch) -> int:
+        """Forward and backward over the documents of a batch."""
+        return sum(self._one(*size) * count for size, count in document_sizes(batch).items())
+
+    def _one(self, tokens: int, source: int | None) -> int:
+        if (tokens, source) not in self._of_one:
+            w = Workload(1, tokens, source=source, training=True)
+            self._of_one[tokens, source] = flops(self._parts, w).training
+        return self._of_one[tokens, source]
+
+
 def counted_flops(run: Callable[[], None]) -> int:
     """What torch's own counter sees of `run`, with the attention kernel whose products it can count.
 
@@ -111,7 +151,6 @@ def predicted_memory(parts: Transformer, training: Training, tokens: int) -> int
         training.optimizer.kind,
         "chunked",
         micro_batches=training.accumulation,
-        main_gradients=training.precision == "bf16-master",
     )
     w = Workload(training.batch, tokens, training=True, recompute=training.recompute)
     lines = training_account.training_memory(parts, w, recipe)

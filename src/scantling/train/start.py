@@ -15,6 +15,7 @@ from scantling.data import Corpus
 from scantling.errors import ScantlingInputError
 from scantling.model import Model, load
 from scantling.train import checkpoints, division, settings, state
+from scantling.train.balance import Balance
 from scantling.train.ema import Ema
 from scantling.train.forward import check_head
 from scantling.train.lora import Adapters
@@ -52,6 +53,8 @@ def begin(
     optimizers = Optimizers(groups(lm.parts, own.weights, recipe), recipe, training.precision == "bf16-master")
     guard = Guard(training.bad.spike)
     stepper = Stepper(lm, optimizers, settings.how_of(training), training.clip, training.seed, own, guard)
+    if training.router_shift and adapters is None:
+        stepper.balance = Balance(lm.net, lm.parts, training.router_shift)
     if training.compile:
         stepper.compiled = torch.compile(lm.net)
     ema = None if training.ema is None else Ema(own.weights, training.ema)
@@ -104,6 +107,8 @@ def resume(run: Run, found: checkpoints.Found) -> Sequence[str]:
     run.stepper.optimizers.restore(stored.under("optimizer"))
     if run.ema is not None:
         run.ema.restore(stored.under("ema"))
+    if run.stepper.balance is not None:
+        run.stepper.balance.restore(stored.under("router"))
     run.progress = stored.progress
     run.stepper.guard.past.extend(stored.progress.norms[-WINDOW:])
     run.saved_step = run.progress.step

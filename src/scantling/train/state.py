@@ -58,7 +58,7 @@ class Stored:
 
     Attributes:
         about: of the run: `card` (a hash), `corpus` (its key), `training` (the section), `versions`.
-        tensors: by `optimizer/...`, `ema/...` and `lora/...`.
+        tensors: by `optimizer/...`, `ema/...`, `lora/...` and `router/...`.
     """
 
     progress: Progress

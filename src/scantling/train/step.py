@@ -13,6 +13,7 @@ import torch
 from scantling.data.mixing import mix
 from scantling.model import Model
 from scantling.tensor.router_losses import Routing
+from scantling.train.balance import Balance
 from scantling.train.division import Division
 from scantling.train.forward import How, Inputs, forward, watched
 from scantling.train.optim import Optimizers, clip, total_norm
@@ -72,6 +73,7 @@ class Stepper:
     Attributes:
         division: what this process has of the weights; None where it is alone.
         compiled: the net as torch.compile runs it, in updates only; None runs it as it is.
+        balance: of experts whose choice has a stored shift; None leaves the shifts as they are.
     """
 
     lm: Model
@@ -82,6 +84,7 @@ class Stepper:
     division: Division | None = None
     guard: Guard = field(default_factory=Guard)
     compiled: Any = None
+    balance: Balance | None = None
 
     def __post_init__(self) -> None:
         self._own = self.division or Division(self.lm, self.optimizers.weights, ALONE)
@@ -114,6 +117,8 @@ class Stepper:
             self.optimizers.gather()
             nll, objective = nll + float(result.nll), objective + float(result.objective.detach())
             routing = result.routing
+            if self.balance is not None:
+                self.balance.count(routing, batch.real)
         nll, objective = self.ranks.sums([nll, objective], device)
         given = dict(self.optimizers.gradients())
         # In the order of execution, which the search for the first fault relies on.
@@ -126,8 +131,12 @@ class Stepper:
             if self.limit is not None:
                 clip(gradients, norm, self.limit)
             self.optimizers.step(factor)
+            if self.balance is not None:
+                self.balance.update(self.ranks)
         else:
             self.optimizers.clear()
+            if self.balance is not None:
+                self.balance.forget()
         return Outcome(nll / count, objective, int(count), norm, norms, fault, routing)
 
     def _fault(

@@ -25,7 +25,7 @@ from scantling.cards.training import Parallel, Training
 from scantling.model import Model, load
 from scantling.saving import save
 from scantling.train import settings
-from scantling.train.division import Division
+from scantling.train.division import WHOLE, Division
 from scantling.train.forward import Inputs
 from scantling.train.optim import Optimizers, Recipe, groups
 from scantling.train.ranks import Ranks, joined
@@ -70,8 +70,8 @@ def by_two(lm: Model, rows: Sequence[Inputs], training: Training) -> Seen | str:
         folder = Path(name)
         save(lm, folder / MODEL)
         save_file(_plain(rows), folder / ROWS)
-        shared = training.optimizer.kind != "muon"
-        layout = Parallel(sharded=2) if shared else Parallel(replicated=2)
+        whole = training.optimizer.kind in WHOLE
+        layout = Parallel(replicated=2) if whole else Parallel(sharded=2)
         plan = msgspec.structs.replace(training, parallel=layout, lora=None, compile=False)
         (folder / SETTINGS).write_bytes(msgspec.json.encode(plan))
         if (fault := _run(folder)) is not None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
+
+import msgspec
+
+from scantling.errors import ScantlingInputError
 
 METRICS = "metrics.jsonl"
 
@@ -28,12 +33,21 @@ class Metrics:
     """Records as lines of JSON in RUN/metrics.jsonl.
 
     A run that goes on from update `after` drops the lines of later ones, which it will write again.
+
+    Raises:
+        ScantlingInputError: the file of the run that goes on is damaged, or the disk does not take a line.
     """
 
     def __init__(self, run: Path, after: int) -> None:
         self._path = run / METRICS
+        try:
+            self._begin(run, after)
+        except OSError as error:
+            raise self._full(error) from None
+
+    def _begin(self, run: Path, after: int) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [line for line in _whole_lines(self._path) if json.loads(line).get("step", 0) <= after] if after else []
+        kept = [json.dumps(r) for r in read_metrics(run) if r.get("step", 0) <= after] if after else []
         fresh = self._path.with_name(f".{METRICS}.part")
         fresh.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
         fresh.replace(self._path)
@@ -41,26 +55,43 @@ class Metrics:
 
     def record(self, record: Record) -> None:
         """Write a line; it is with the system before the next update begins."""
-        self._file.write(json.dumps(_plain(record)) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(_plain(record)) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise self._full(error) from None
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file; a line that the disk did not take was told of before."""
+        with suppress(OSError):
+            self._file.close()
+
+    def _full(self, error: OSError) -> ScantlingInputError:
+        return ScantlingInputError(
+            f"{self._path}: cannot be written: {error.strerror}; the run ends, and its checkpoints are as they were"
+        )
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The records of a run; a last line that was cut off is left out."""
-    return [json.loads(line) for line in _whole_lines(run / METRICS)]
+    """The records of a run; a last line that was cut off is left out.
 
-
-def _whole_lines(path: Path) -> list[str]:
+    Raises:
+        ScantlingInputError: another line is no record.
+    """
+    path = run / METRICS
     try:
-        text = path.read_text(encoding="utf-8")
+        whole, _, _ = path.read_bytes().rpartition(b"\n")
     except FileNotFoundError:
         return []
-    whole, _, _ = text.rpartition("\n")
-    return whole.splitlines()
+    records = []
+    for number, line in enumerate(whole.split(b"\n") if whole else [], 1):
+        try:
+            records.append(msgspec.json.decode(line, type=dict[str, Any]))
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise ScantlingInputError(
+                f"{path}: line {number} is no record of a run; move the file away, and the run goes on with a new one"
+            ) from None
+    return records
 
 
 def _plain(value: Any) -> Any:
@@ -70,38 +101,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-class TensorBoard:
-    """The same records as TensorBoard's event files in RUN/tensorboard.
-
-    A disk that is full or a folder that cannot be written ends these files and not the run.
-    """
-
-    def __init__(self, run: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer: Any = SummaryWriter(str(run / "tensorboard"))
-
-    def record(self, record: Record) -> None:
-        """Write the numbers of a record."""
-        if self._writer is None or record["kind"] not in ("step", "evaluation"):
-            return
-        try:
-            for name, value in _numbers(record):
-                self._writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
-        except OSError:
-            self._writer = None
-
-    def close(self) -> None:
-        """Flush and close."""
-        if self._writer is not None:
-            self._writer.close()
-
-
-def _numbers(record: Record, prefix: str = "") -> Iterable[tuple[str, float]]:
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool) and name != "step":
-            yield f"{prefix}{name}", float(value)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from scantling.checkpoint.families.gguf.rope import BESIDE
 from scantling.checkpoint.inspect.tables import HOLE, Hit, Naming, Role, collapsed, looked_up, promising
-from scantling.checkpoint.matching import WRAPPERS
+from scantling.checkpoint.matching import WRAPPERS, wrapper_of
 from scantling.checkpoint.names import Shape, Transform
 
 Reading = Mapping[str, tuple[Role, ...]]
@@ -132,7 +132,8 @@ def _groups(shapes: Mapping[str, Shape]) -> tuple[dict[str, Group], tuple[tuple[
     wrappers: dict[str, None] = {}
     for name, shape in shapes.items():
         plain = name
-        while wrapper := next((w for w in WRAPPERS if plain.startswith(w)), None):
+        while plain.startswith(WRAPPERS):
+            wrapper = wrapper_of(plain)
             wrappers[wrapper] = None
             plain = plain[len(wrapper) :]
         pattern, numbers = collapsed(plain)

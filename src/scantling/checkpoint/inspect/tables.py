@@ -17,7 +17,7 @@ from scantling.checkpoint.families.gguf.bert import BERT
 from scantling.checkpoint.names import Row, Transform
 
 HOLE = "{}"
-_NUMBER = re.compile(r"(?<![^.])[0-9]{1,9}(?![^.])")
+_NUMBER = re.compile(r"(?<![^.])([0-9]{1,9})(?![^.])")
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def collapsed(name: str) -> tuple[str, tuple[int, ...]]:
     if "{" in name or "}" in name:
         # No name of a family has braces; with one more this cannot be another name's pattern.
         return name + "{", ()
-    numbers = tuple(map(int, _NUMBER.findall(name)))
-    return (_NUMBER.sub(HOLE, name), numbers) if numbers else (name, ())
+    pieces = _NUMBER.split(name)
+    return HOLE.join(pieces[::2]), tuple(map(int, pieces[1::2]))
 
 
 def looked_up(naming: Naming, pattern: str) -> Hit | None:

@@ -1,0 +1,93 @@
+"""By what a text is made: PyTorch, or the compiled pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from scantling.assembly import assemble
+from scantling.checkpoint.find import Found, default_model, find
+from scantling.errors import ScantlingInputError
+
+if TYPE_CHECKING:
+    from scantling.checkpoint.load import Described
+    from scantling.generate.settings import Options
+    from scantling.model import Model
+
+
+def with_engine(given: dict[str, Any]) -> tuple[Model, str]:
+    """The model by the engine that is asked for, and a line that says which was taken where none is named.
+
+    Raises:
+        ScantlingInputError: what loading refuses, or options that the engine asked for does not have.
+    """
+    from scantling.model import load, load_packed, packed_gguf
+
+    engine, named = given.get("engine", "torch"), {name: given[name] for name in ("model", "revision")}
+    beside = _of_torch(given)
+    if engine.startswith("packed"):
+        if beside:
+            raise ScantlingInputError(f"{beside} goes with --engine torch")
+        _say_if_compiled()
+        activations = "int8" if engine == "packed-int8" else "exact"
+        return load_packed(given["model"], activations=activations, revision=given["revision"]), ""
+    if engine == "auto":
+        found = beside or file_for_packed(**named)
+        if not isinstance(found, str):
+            _say_if_compiled()
+            return packed_gguf(found, "exact"), "engine: packed, exact, on the file's own blocks"
+        beside = f"engine: torch: {found}"
+    return load(given["model"], dtype=given["dtype"], device=given["device"], revision=given["revision"]), beside or ""
+
+
+def _of_torch(given: dict[str, Any]) -> str | None:
+    """The first option that only PyTorch has."""
+    kept = given.get("kept", {"kind": "full", "numbers": "plain"})
+    asked = {
+        "--dtype": given["dtype"] is not None,
+        f"--device {given['device']}": given["device"] != "cpu",
+        f"--cache {kept['kind']}": kept["kind"] != "full",
+        f"--cache-numbers {kept['numbers']}": kept["numbers"] != "plain",
+        "--contrastive": given.get("contrasted", {}).get("contrastive") is not None,
+    }
+    return next((name for name, wanted in asked.items() if wanted), None)
+
+
+def _say_if_compiled() -> None:
+    from scantling.native.library import is_built, missing
+
+    if missing() is None and not is_built():
+        click.echo("compiling the pass for this processor, once ...", err=True)
+
+
+def engine_of(lm: Model, options: Options) -> str:
+    """What a text is made by: ``torch``, ``packed`` or ``packed-int8``."""
+    if lm.packed is None or options.keeping is not None:
+        return "torch"
+    return "packed" if lm.packed.activations == "exact" else "packed-int8"
+
+
+def file_for_packed(model: str | None, revision: str | None) -> Described | str:
+    """The file where all matrices are blocks that tiles hold as they are; else why PyTorch decodes.
+
+    Raises:
+        ScantlingInputError: no such model, or its file is malformed.
+    """
+    from scantling.native.library import missing
+    from scantling.native.program import outline
+    from scantling.native.tiles import block_bytes
+
+    found = Found("gguf", default_model()) if model is None else find(model, revision=revision)
+    if found.kind != "gguf":
+        return "the weights are not in blocks of 4 or 8 bits"
+    if (why := missing()) is not None:
+        return why
+    from scantling.checkpoint.load import describe_gguf
+
+    file = describe_gguf(found, lambda card: assemble(card).named_stored)
+    for tensor in file.header.tensors.values():
+        if len(tensor.shape) > 1 and block_bytes(tensor.kind) is None:
+            return f"{tensor.name} is stored as {tensor.kind}, and tiles hold Q4_0, Q4_1 and Q8_0"
+    known = outline(assemble(file.card))
+    return f"the compiled pass does not know {file.card.name}: {known}" if isinstance(known, str) else file
