@@ -150,7 +150,8 @@ def test_generate(capsys: pytest.CaptureFixture[str]) -> None:
     g = answer_with_notes(capsys, "generate", "The capital of France is", "--max-new-tokens", "6")
     assert g["text"].startswith(" Paris.")
     assert (g["prompt_tokens"], g["new_tokens"], g["finish_reason"]) == (5, 6, "length")
-    assert g["cache_bytes"] == g["predicted"]["cache_bytes"] == 11 * 30 * 2 * 3 * 64 * 4
+    assert g["cache_bytes"] == g["predicted"]["cache_bytes"] == 16 * 30 * 2 * 3 * 64 * 4
+    assert g["engine"] == "packed"
     assert g["prefill_seconds"] > 0
     assert g["decode_seconds"] > 0
 
@@ -167,9 +168,10 @@ def test_generate_writes_text_to_stdout_and_figures_to_stderr(capsys: pytest.Cap
     assert out.startswith(" Paris.")
     assert out.endswith("\n")
     lines = [line for line in err.splitlines() if not line.startswith("note: ")]
-    assert [line.partition(":")[0] for line in lines] == ["prefill", "decode", "cache"]
-    assert "as predicted" in lines[2]
-    assert "ended by length" in lines[2]
+    assert [line.partition(":")[0] for line in lines] == ["engine", "prefill", "decode", "cache"]
+    assert lines[0] == "engine: torch: --dtype"
+    assert "as predicted" in lines[3]
+    assert "ended by length" in lines[3]
 
 
 def test_chat_puts_the_prompt_into_the_template(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,7 @@ def test_the_lens_does_not_depend_on_the_batch(base: dict[str, Any]) -> None:
         assert torch.count_nonzero(batch[:1, :, 3:, :3]) == 0
     for (point, alone), (_, batch) in zip(lens_logits(lm, ids), lens_logits(lm, rows, given), strict=True):
         torch.testing.assert_close(batch[:1, 3:], alone, msg=point, **CLOSE)
+    assert torch.is_grad_enabled()
     first = Given(mask[:1], given.position_ids[:1])
     wanted, found = attribute(lm, ids, [3, 5]), attribute(lm, rows[:1], [3, 5], first)
     torch.testing.assert_close(found.values, wanted.values, **CLOSE)

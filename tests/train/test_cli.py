@@ -94,7 +94,7 @@ def test_a_checkpoint_is_trained_further_with_adapters(texts: Path) -> None:
 
 def test_the_commands_of_the_readme(texts: Path) -> None:
     """Each line of its section on training, made short."""
-    section = README[README.index("## Training") : README.index("## A card")]
+    section = README[README.index("## Training") : README.index("## Measuring")]
     (block,) = re.findall(r"```console\n(.*?)```", section, re.DOTALL)
     Path("notes.txt").write_text("".join(f"Note {n}: {n * n} is the square of {n}.\n" for n in range(200)))
     for line in block.splitlines():

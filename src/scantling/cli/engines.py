@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from scantling.generate.settings import Options
     from scantling.model import Model
 
+NO_BLOCKS = "the weights are not in blocks of 4 or 8 bits"
+
 
 def with_engine(given: dict[str, Any]) -> tuple[Model, str]:
     """The model by the engine that is asked for, and a line that says which was taken where none is named.
@@ -37,7 +39,8 @@ def with_engine(given: dict[str, Any]) -> tuple[Model, str]:
         if not isinstance(found, str):
             _say_if_compiled()
             return packed_gguf(found, "exact"), "engine: packed, exact, on the file's own blocks"
-        beside = f"engine: torch: {found}"
+        # Only of files whose blocks the pass could hold is it news that PyTorch reads them.
+        beside = "" if found == NO_BLOCKS else f"engine: torch: {found}"
     return load(given["model"], dtype=given["dtype"], device=given["device"], revision=given["revision"]), beside or ""
 
 
@@ -80,7 +83,7 @@ def file_for_packed(model: str | None, revision: str | None) -> Described | str:
 
     found = Found("gguf", default_model()) if model is None else find(model, revision=revision)
     if found.kind != "gguf":
-        return "the weights are not in blocks of 4 or 8 bits"
+        return NO_BLOCKS
     if (why := missing()) is not None:
         return why
     from scantling.checkpoint.load import describe_gguf

@@ -75,16 +75,22 @@ def lens_logits(
     at = checked_positions(seen[where].shape[1], positions)
     net: Any = getattr(lm.net, "_orig_mod", lm.net)
     head, norm = head_of(lm), getattr(net, where).final_norm if stack.final_norm is not None else None
+
+    @torch.no_grad()
+    def read(point: str) -> Tensor:
+        if point == points[-1]:
+            last: Tensor = head(seen[where] if positions is None else seen[where][:, at])
+            return last
+        stream = seen[point] if positions is None else seen[point][:, at]
+        if point in maps:
+            weight, bias = maps[point]
+            stream = stream @ weight.to(stream).T + bias.to(stream)
+        logits: Tensor = head(stream if norm is None else norm(stream))
+        return logits
+
+    # Gradients are off inside a layer's reading only: the caller may do other things between two of them.
     for point in points:
-        with torch.no_grad():
-            if point == points[-1]:
-                yield point, head(seen[where] if positions is None else seen[where][:, at])
-                continue
-            stream = seen[point] if positions is None else seen[point][:, at]
-            if point in maps:
-                weight, bias = maps[point]
-                stream = stream @ weight.to(stream).T + bias.to(stream)
-            yield point, head(stream if norm is None else norm(stream))
+        yield point, read(point)
 
 
 def logit_lens(
