@@ -30,6 +30,8 @@ class Ours:
     def __init__(self, model: Model) -> None:
         self._model = model
         packed = model.packed
+        # A packed model may have no net yet, and is not to be made to load one.
+        self._device = model.device if packed is None else torch.device("cpu")
         self.read_bytes = None if packed is None else packed.weights.read_nbytes
         self.weights_bytes = None if packed is None else packed.weights.nbytes
 
@@ -41,7 +43,7 @@ class Ours:
 
     def _session(self, load: Load) -> dict[str, Any]:
         known = known_tokens(self._model)
-        ids = torch.tensor(prompts(load, self._model.card.vocab_size), device=self._model.device)
+        ids = torch.tensor(prompts(load, self._model.card.vocab_size), device=self._device)
         keeping = None if load.cache == "full" else Keeping(load.kind, load.numbers)
         with torch.inference_mode():
             began = time.perf_counter()
@@ -84,7 +86,7 @@ class Ours:
         return _timed(time.perf_counter() - began, 0.0, 0, 0)
 
     def _wait(self) -> None:
-        if self._model.device.type != "cpu":
+        if self._device.type != "cpu":
             torch.accelerator.synchronize()
 
 

@@ -73,10 +73,15 @@ def opened(asked: dict[str, Any]) -> Runner:
         return Transformers(asked["file"], asked["dtype"], asked["family"], asked["vocab_size"])
     from scantling.benches.ours import Ours
 
+    activations = "int8" if asked["engine"] == "packed-int8" else "exact"
+    if asked["engine"] != "torch" and asked["width"] == "stored" and not asked["initial"]:
+        from scantling.model import load_packed
+
+        return Ours(load_packed(asked["model"], activations=activations, revision=asked["revision"]))
     lm = loaded(asked)
     lm.net.requires_grad_(False).eval()
     if asked["engine"] != "torch":
-        lm.pack(asked["width"], "int8" if asked["engine"] == "packed-int8" else "exact")
+        lm.pack(asked["width"], activations)
     return Ours(lm)
 
 
