@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from scantling.train.watch import plain_json
 
 Cell = str | int | float | None
 
@@ -56,14 +57,6 @@ class Figure:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; numbers that JSON does not have become strings."""
-        rows = [{name: _plain(cell) for name, cell in zip(self.columns, row, strict=True)} for row in self.rows]
+        rows = [{name: plain_json(cell) for name, cell in zip(self.columns, row, strict=True)} for row in self.rows]
         found: dict[str, Any] = {"name": self.name, "title": self.title, "rows": rows, "notes": list(self.notes)}
-        return found | dict(_plain(self.data))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return found | dict(plain_json(self.data))

@@ -56,7 +56,7 @@ class Metrics:
     def record(self, record: Record) -> None:
         """Write a line; it is with the system before the next update begins."""
         try:
-            self._file.write(json.dumps(_plain(record)) + "\n")
+            self._file.write(json.dumps(plain_json(record)) + "\n")
             self._file.flush()
         except OSError as error:
             raise self._full(error) from None
@@ -94,10 +94,10 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _plain(value: Any) -> Any:
-    """The same with numbers that JSON does not have as text."""
+def plain_json(value: Any) -> Any:
+    """The same with numbers that JSON does not have as text, and tuples as lists."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: plain_json(item) for key, item in value.items()}
+    return [plain_json(item) for item in value] if isinstance(value, list | tuple) else value
