@@ -143,6 +143,7 @@ def test_changed_weights_are_laid_out_anew() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 def test_compiled_vectors_are_the_same(minilm: Any) -> None:
     """40 s idle: the net is compiled for any number of rows and tokens."""
     texts = TEXTS * 3 + ["A few more words in this one."] * 4
