@@ -28,7 +28,7 @@ class OpenVino:
 
         self.weights_bytes, self.read_bytes = stored_bytes(read_gguf(file).tensors)
         genai: Any = import_module("openvino_genai")
-        self._vocab_size, self._config = vocab_size, genai.GenerationConfig()
+        self._vocab_size, self._config, self._runs = vocab_size, genai.GenerationConfig(), 0
         self._config.ignore_eos, self._config.do_sample = True, False
         try:
             self._pipe = genai.LLMPipeline(file, "CPU", INFERENCE_NUM_THREADS=cores())
@@ -43,7 +43,11 @@ class OpenVino:
         if load.batch != 1:
             raise ScantlingInputError("openvino-genai takes one prompt of ids at a time")
         openvino: Any = import_module("openvino")
-        ids = openvino.Tensor(np.array(prompts(load, self._vocab_size), np.int64))
+        given = np.array(prompts(load, self._vocab_size), np.int64)
+        # It keeps what it read before, and would not read the same prompt again.
+        self._runs += 1
+        given[:, 0] = (given[:, 0] + self._runs) % self._vocab_size
+        ids = openvino.Tensor(given)
         self._config.max_new_tokens = self._config.min_new_tokens = load.tokens + 1
         metrics = self._pipe.generate(ids, self._config).perf_metrics
         return {

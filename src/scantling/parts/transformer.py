@@ -124,7 +124,7 @@ class Transformer(Part):
         x = self._embedded(net, ids, ctx)
         x = (net.decoder if self.decoder else net.encoder)(x, ctx)
         table = (net.target_embed if self.target_embed else net.embed).weight
-        return net.head(x[:, -1:] if ctx.last_only else x, table, ctx)
+        return net.head(ctx.wanted(x), table, ctx)
 
     def _embedded(self, net: Any, ids: Any, ctx: Any, prefix: str = "") -> Any:
         own = self.target_embed is not None and not prefix

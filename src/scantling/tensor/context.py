@@ -390,6 +390,11 @@ class Context:
         """Dropout in training, nothing in evaluation."""
         return F.dropout(x, probability) if probability and self.training else x
 
+    def wanted(self, x: Tensor) -> Tensor:
+        """The positions (B, T or 1, d) that the head reads."""
+        # A copy: with the strides of a view torch would copy the head's whole matrix for a batched product.
+        return x[:, -1:].clone(memory_format=torch.contiguous_format) if self.last_only else x
+
     def pool(self, x: Tensor, kind: str) -> Tensor:
         """One vector per row of x (B, T, d): the first or the last real token's, or the mean of all real ones.
 
