@@ -138,6 +138,8 @@ class Training(Section):
         accumulation: micro-batches of an update; their tokens count alike.
         clip: the gradient's largest norm; null for none.
         recompute: which activations are computed again in the backward pass.
+        kernel: of attention: fused (torch's scaled_dot_product_attention) or flex (FlexAttention, which skips the
+            blocks that packed documents and windows hide; for GPUs).
         label_smoothing: share of each target that is spread over the vocabulary.
         z_loss: factor on the square of the log of the softmax's sum.
         router_balance, router_z: factors on the losses of routers (Switch Transformer, ST-MoE); experts only.
@@ -166,6 +168,7 @@ class Training(Section):
     accumulation: Size = 1
     clip: Positive | None = 1.0
     recompute: Literal["none", "selective", "block"] = "none"
+    kernel: Literal["fused", "flex"] = "fused"
     label_smoothing: Share = 0.0
     z_loss: Amount = 0.0
     router_balance: Amount = 0.01

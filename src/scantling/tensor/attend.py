@@ -171,11 +171,15 @@ KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Terms, Mark], Tensor]] = {"
 
 
 def kernel(name: str) -> Callable[[Tensor, Tensor, Tensor, Terms, Mark], Tensor]:
-    """The kernel of that name.
+    """The kernel of that name; ``flex`` is that of `tensor.flex`.
 
     Raises:
         ScantlingInputError: no such kernel.
     """
+    if name == "flex":
+        from scantling.tensor.flex import flex
+
+        return flex
     if name not in KERNELS:
-        raise ScantlingInputError(f"unknown attention kernel {name!r}: use one of {', '.join(KERNELS)}")
+        raise ScantlingInputError(f"unknown attention kernel {name!r}: use one of {', '.join(KERNELS)}, flex")
     return KERNELS[name]

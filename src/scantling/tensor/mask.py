@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,6 +54,7 @@ class Seen:
         packed: the documents of the rows, or None; then there is neither past, nor padding, nor prefix.
         first: the position of the first key; those before it are out of every query's reach.
         pasts: (B,) positions before each row's first query where rows differ, `past` being the most; or None.
+        made: what a kernel makes of it, once for all layers of a pass.
     """
 
     visibility: Visibility
@@ -64,7 +66,28 @@ class Seen:
     packed: Packed | None = None
     first: int = 0
     pasts: Tensor | None = None
+    made: dict[str, Any] = field(default_factory=dict, compare=False)
     _last: dict[tuple[int, int, int, int], Tensor] = field(default_factory=dict, compare=False)
+
+    @property
+    def shared(self) -> bool:
+        """Whether all rows see alike."""
+        return self.padding is None and self.prefix is None and self.packed is None and self.pasts is None
+
+    def at(self, row: Any, query: Any, key: Any) -> Any:
+        """Whether a query, counted from the first of the pass, reads a key, counted from the first that there is."""
+        if self.packed is not None:
+            begun = self.packed.starts
+            of_query, of_key = begun[row, query], begun[row, key]
+            return self.visibility.sees(query - of_query, key - of_key) & (of_query == of_key)
+        query = query + (self.past if self.pasts is None else self.pasts[row])
+        prefix = 0 if self.prefix is None else self.prefix[row]
+        if self.padding is None:
+            return self.visibility.sees(query, key + self.first, prefix)
+        real, key = self.padding[row, key + self.first], key + self.first
+        first = self.padding.int().argmax(-1)[row] if self.visibility.anchored else 0
+        # A padded query keeps itself, so that no row is empty and no softmax gives NaN.
+        return (self.visibility.sees(query - first, key - first, prefix) & real) | (query == key)
 
     def rows(self, start: int, end: int, first_key: int = 0, last_key: int | None = None) -> Tensor:
         """For the queries [start, end) and the keys [first_key, last_key): (1 or B, 1, rows, keys), True where read."""
@@ -119,6 +142,7 @@ class Real:
     """
 
     padding: Tensor
+    made: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def rows(self, start: int, end: int, first_key: int = 0, last_key: int | None = None) -> Tensor:
         """(B, 1, rows, keys), True where a key is real."""
@@ -141,6 +165,7 @@ class Paired:
 
     documents: Tensor
     sources: Tensor
+    made: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def rows(self, start: int, end: int, first_key: int = 0, last_key: int | None = None) -> Tensor:
         """(B, 1, rows, keys), True where both are of one document."""

@@ -135,6 +135,7 @@ class How:
         autocast: dtype that products run in while the weights are wider, or None.
         rows: of a piece of the loss; None is the default.
         plain: hold all logits.
+        kernel: of attention.
     """
 
     terms: Terms = field(default_factory=Terms)
@@ -144,6 +145,7 @@ class How:
     autocast: torch.dtype | None = None
     rows: int | None = None
     plain: bool = False
+    kernel: str = "fused"
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,7 @@ def context(batch: Inputs, how: How, training: bool) -> Context:
         "source_padding": batch.source_padding,
         "prefix_lengths": batch.prefix_lengths,
         "recompute": how.recompute if training and how.recompute != "none" else None,
+        "kernel_name": how.kernel,
     }
     given = {name: value for name, value in said.items() if value is not None}
     return Context.of(batch.ids, training=training, before_scores=True, **given)

@@ -57,6 +57,7 @@ def how_of(training: Training) -> How:
         training.router_z,
         training.recompute,
         torch.bfloat16 if training.precision == "bf16-mixed" else None,
+        kernel=training.kernel,
     )
 
 
