@@ -222,7 +222,7 @@ def test_points_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         ([IDS, *LLAMA, "--temperature", "nan"], "temperature is nan"),
         ([IDS, *LLAMA, "--capture", "decoder.blocks.0"], "--capture goes with --arrays FILE"),
         ([IDS, *LLAMA, "--html", "/nowhere/x.html"], "the folder /nowhere does not exist"),
-        ([IDS, *LLAMA, "--png", "/tmp/x.jpg"], "must end in .png"),
+        ([IDS, *LLAMA, "--png", "x.jpg"], "must end in .png"),
         ([IDS, *LLAMA, "--show", "points", "--show", "next"], "goes with no other view"),
         ([IDS, *LLAMA, "--show", "cross-attention"], "no cross-attention to show"),
         ([IDS, *LLAMA, "--target", "5"], "has no target"),
