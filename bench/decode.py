@@ -2,8 +2,8 @@
 
 usage: python bench/decode.py [--rounds 5] [--tokens 64] [--prompt 128] [--dtypes bfloat16,float32] [--large [CARD]]
 
-`--large` races a card in Q4_0 with initial weights, by default one of 1.2 B parameters, beyond any cache: llama.cpp
-and the compiled pass read the same file.
+`--large` races a card in Q4_0 with initial weights, by default `large.yaml` of 1.1 B parameters, beyond any cache:
+llama.cpp and the compiled pass read the same file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from race import contested, decoding, options, ours, scratch, subject, written
 
 from scantling.benches.plan import Contender, Load
 
-LARGE = "llama-3.2-1b"
+LARGE = str(Path(__file__).parent / "large.yaml")
 
 
 def main() -> None:

@@ -81,7 +81,7 @@ def subject(model: Path | None = None) -> Subject:
 
 def written(card: str, kind: str, folder: Path) -> Path:
     """A GGUF file of that kind with the card's initial weights, which speed does not depend on."""
-    file = folder / f"{card}-{kind}.gguf"
+    file = folder / f"{Path(card).stem}-{kind}.gguf"
     print(f"writing {file.name} ...", file=sys.stderr)
     with Child() as writer:
         asked = {"model": card, "initial": True, "dtype": "float32", "revision": None}
