@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 BLOCK = 16
 """Positions of a block of a paged cache, as the batching engine takes them where nobody says otherwise."""
+LIKE_LLAMA_CPP = ("llama.cpp", "llama-server", "openvino")
+"""Peers that choose their arithmetic by the weights, and keep float16 in the cache."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def arithmetic_of(contender: Contender) -> str:
     multiply as the weights are.
     """
     plain = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(contender.dtype)
-    if contender.engine == "packed-int8" or (contender.engine in ("llama.cpp", "openvino") and plain is None):
+    if contender.engine == "packed-int8" or (contender.engine in LIKE_LLAMA_CPP and plain is None):
         return "int8"
     return plain if plain and contender.engine != "packed" else "fp32"
 
@@ -101,6 +103,6 @@ def _kept(model: Transformer, who: Contender, load: Load, w: Workload) -> int:
 
 def _width(who: Contender) -> str:
     """Of keys and values: float16 in llama.cpp, and taken for that in openvino; float32 in the compiled pass."""
-    if who.engine in ("llama.cpp", "openvino"):
+    if who.engine in LIKE_LLAMA_CPP:
         return "float16"
     return who.dtype if who.engine in ("torch", "transformers") else "float32"

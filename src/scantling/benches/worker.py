@@ -59,10 +59,10 @@ def opened(asked: dict[str, Any]) -> Runner:
     Raises:
         ScantlingError: it does not take this model.
     """
-    if asked["engine"] == "llama.cpp":
+    if asked["engine"] in ("llama.cpp", "llama-server"):
         from scantling.benches.llama_cpp import LlamaCpp
 
-        return LlamaCpp(asked["file"], asked["vocab_size"])
+        return LlamaCpp(asked["file"], asked["vocab_size"], built=asked["engine"] == "llama-server")
     if asked["engine"] == "openvino":
         from scantling.benches.openvino import OpenVino
 
@@ -132,9 +132,9 @@ def main() -> None:
                 found = {"seconds": time.perf_counter() - began}
                 found |= {"weights_bytes": runner.weights_bytes, "read_bytes": runner.read_bytes}
             elif asked["do"] == "mark":
-                found = {"marked": begin_mark()}
+                found = {"marked": begin_mark(getattr(runner, "process", None))}
             elif asked["do"] == "memory":
-                found = {"most": most_resident()}
+                found = {"most": most_resident(getattr(runner, "process", None))}
             else:
                 assert runner is not None
                 found = runner.run(Load(**asked["load"]))
@@ -146,6 +146,8 @@ def main() -> None:
             found = {"error": (str(error).splitlines() or [type(error).__name__])[0]}
         answers.write(json.dumps(found) + "\n")
         answers.flush()
+    if runner is not None and hasattr(runner, "close"):
+        runner.close()
     # Nothing is left to write, and what large libraries do at the end takes seconds.
     os._exit(0)
 

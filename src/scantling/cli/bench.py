@@ -31,7 +31,7 @@ MOST = 2**20
 @click.option("--prompt", "lengths", default="128,512", metavar="T,...", help="Tokens of a prompt. [default: 128,512]")
 @click.option("--tokens", type=click.IntRange(1, MOST), default=32, show_default=True, help="After the first new one.")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=3, show_default=True, help="After one to warm up.")
-@click.option("--against", default="", metavar="P,...", help="transformers, llama.cpp, openvino: same weights.")
+@click.option("--against", default="", metavar="P,...", help="transformers, llama.cpp, llama-server, openvino.")
 @click.option("--png", type=click.Path(path_type=Path), metavar="FILE", help="Draw the rates.")
 @click.option("--drift", is_flag=True, help="No times: how far every way of running is from float32, by layer.")
 @click.option("--text", type=click.Path(path_type=Path), metavar="FILE", help="Of --drift; default: random ids.")
