@@ -21,8 +21,9 @@ import scantling as sc
 from scantling.cards.read import from_dict
 from scantling.cli.main import _run
 from scantling.errors import ScantlingInputError
+from scantling.numbers.cache import cache_bytes
 from scantling.numbers.fit import largest
-from scantling.numbers.memory import cache_bytes, held, memory, weight_bytes
+from scantling.numbers.memory import held, memory, weight_bytes
 from scantling.numbers.optimizers import states, trained
 from scantling.numbers.peak import training_peak
 from scantling.numbers.training import PRECISIONS, Recipe, asked, state_lines, training_memory

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from scantling.benches.plan import Contender, Load
 from scantling.numbers.cache import cache_bytes, paged_bytes
 from scantling.numbers.flops import flops
-from scantling.numbers.roofline import weights_read
+from scantling.numbers.reading import weights_read
 from scantling.parts.part import Workload
 from scantling.parts.transformer import Transformer
 

@@ -208,7 +208,7 @@ def _open(child: Child, subject: Subject, one: Contender, scratch: Path, said: S
 
 
 def _machine(subject: Subject, one: Contender, read_bytes: int | None) -> Calibration:
-    from scantling.numbers.roofline import weights_read
+    from scantling.numbers.reading import weights_read
     from scantling.study.calibrate import calibrate
 
     arithmetic = account.arithmetic_of(one)

@@ -153,7 +153,8 @@ def predicted(lm: Model, done: Generation, options: Options) -> dict[str, int]:
     """What the part tree says of this generation: FLOPs, cache bytes, and bytes that a decoded token must read."""
     from scantling.numbers.cache import cache_bytes
     from scantling.numbers.flops import decode, flops
-    from scantling.numbers.memory import memory, read_per_token
+    from scantling.numbers.memory import memory
+    from scantling.numbers.reading import read_per_token
     from scantling.parts.part import Workload
 
     steps = done.new_tokens - 1

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from scantling.cards.schema import Card, MoE, MultiHead, RoPE
 from scantling.numbers.count import count
 from scantling.numbers.flops import flops, half_at
 from scantling.numbers.memory import memory
+from scantling.numbers.phases import decode_step
 from scantling.parts.attention import Attention
 from scantling.parts.cross import CrossAttention
 from scantling.parts.latent import LatentAttention
@@ -167,12 +168,7 @@ def _flops(model: Transformer, w: Workload) -> Iterator[tuple[str, Value]]:
     yield "decode, one step at that length", step
     yield "attention share of the blocks", f.attention_share
     yield "attention share of all", f.attention_share_of_total
-    yield "length where attention is half of the blocks", half_at(model)["full"]
-
-
-def decode_step(w: Workload) -> Workload:
-    """The step that brings the last token of `w`, everything before it in the cache."""
-    return replace(w, tokens=1, past=w.keys - 1, source=w.sources)
+    yield "length where attention is half of the blocks", half_at(model, w.source)["full"]
 
 
 def _per(total: int, n: int) -> int | float:
