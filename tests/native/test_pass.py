@@ -295,8 +295,8 @@ def test_what_it_cannot_run_is_said(changes: dict[str, Any], message: str) -> No
         (([70], [0], [0]), "token id 70 is outside 0 to 69"),
         (([1], [1], [0]), "slot 1 is outside 0 to 0"),
         (([1], [0], [-1]), "position -1 is outside 0 to 63"),
-        (([1] * 33, [0] * 33, range(33)), "1 to 32 rows, and 33 are given"),
-        (([], [], []), "1 to 32 rows, and 0 are given"),
+        (([1] * 129, [0] * 129, range(129)), "1 to 128 rows, and 129 are given"),
+        (([], [], []), "1 to 128 rows, and 0 are given"),
     ],
 )
 def test_nothing_out_of_range_is_run(given: Any, message: str) -> None:
