@@ -51,7 +51,7 @@ struct Reader {
 };
 
 // Heads whose scores stand side by side.
-constexpr int TOGETHER = 8;
+constexpr int TOGETHER = 12;
 
 inline size_t scores_of(int capacity) { return (size_t)capacity + 2 * LANES; }
 
@@ -90,14 +90,14 @@ template <int N> struct Attention {
       Floats key[PAGES];
 #pragma GCC unroll 2
       for (int u = 0; u < PAGES; u++) key[u] = load<Floats>(keys[u] + (size_t)i * LANES);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int n = 0; n < N; n++) {
         const Floats one = all(turned[i * N + n]);
 #pragma GCC unroll 2
         for (int u = 0; u < PAGES; u++) found[n][u] += key[u] * one;
       }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int n = 0; n < N; n++)
 #pragma GCC unroll 2
       for (int u = 0; u < PAGES; u++) store(scores + n * stride + (size_t)(t + u) * LANES, found[n][u]);
@@ -107,19 +107,18 @@ template <int N> struct Attention {
   float weigh(int n) {
     const int position = readers[n].position, first = first_read(n), h = readers[n].head;
     const int a = first / LANES, z = position / LANES + 1;
-    const Floats lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const Ints numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     float *own = scores + n * stride;
     const auto masked = [&](Floats v, int t, float by) {
-      if (t == a || t == z - 1)
-        for (int i = 0; i < LANES; i++)
-          if (t * LANES + i < first || t * LANES + i > position) v[i] = by;
-      return v;
+      if (t > a && t < z - 1) return v;
+      const Ints at = numbers + t * LANES;
+      return (at < first) | (at > position) ? all(by) : v;
     };
     Floats most = all(-3e38f), weights{};
     for (int t = a; t < z; t++) {
       Floats score = load<Floats>(own + (size_t)t * LANES) * l.scale;
       if (p.softcap > 0) score = hyperbolic(score / p.softcap) * p.softcap;
-      if (l.slopes) score += (lanes + (float)(t * LANES - position)) * l.slopes[h];
+      if (l.slopes) score += __builtin_convertvector(numbers + (t * LANES - position), Floats) * l.slopes[h];
       score = masked(score, t, -3e38f);
       most = max(most, score);
       store(own + (size_t)t * LANES, score);
@@ -150,7 +149,7 @@ template <int N> struct Attention {
         Floats v[PARTS];
 #pragma GCC unroll 4
         for (int i = 0; i < PARTS; i++) v[i] = load<Floats>(page + (size_t)s * p.head + i * LANES);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int n = 0; n < N; n++) {
           const Floats one = all(of[n * stride + s]);
 #pragma GCC unroll 4
@@ -158,7 +157,7 @@ template <int N> struct Attention {
         }
       }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int n = 0; n < N; n++)
 #pragma GCC unroll 4
       for (int i = 0; i < PARTS; i++) store(readers[n].out + (part + i) * LANES, mixed[n][i] * by[n]);
@@ -182,8 +181,9 @@ template <int N> struct Attention {
 // What any number of heads that share keys and values read.
 void attend(const Program &p, const Layer &l, int slot, int kv, const Reader *readers, int count, float *scores) {
   while (count) {
-    const int now = count >= 8 ? 8 : count >= 4 ? 4 : count;
+    const int now = count >= 12 ? 12 : count >= 8 ? 8 : count >= 4 ? 4 : count;
     switch (now) {
+    case 12: Attention<12>(p, l, slot, kv, readers, scores).run(); break;
     case 8: Attention<8>(p, l, slot, kv, readers, scores).run(); break;
     case 4: Attention<4>(p, l, slot, kv, readers, scores).run(); break;
     case 3: Attention<3>(p, l, slot, kv, readers, scores).run(); break;

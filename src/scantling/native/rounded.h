@@ -33,19 +33,24 @@ template <int KIND> struct Quanta {
 template <int KIND, int TILES>
 inline void dot(const Quanta<KIND> (&of)[TILES], const Read &in, size_t at, Floats (&total)[TILES]) {
   const int8_t *x = in.q + at * GROUP;
-  __m512i found[TILES];
+  __m512i even[TILES], odd[TILES];
 #pragma GCC unroll 4
-  for (int u = 0; u < TILES; u++)
-    found[u] = KIND == Q4 ? _mm512_setzero_si512() : _mm512_set1_epi32(in.counts[at]);
-#pragma GCC unroll 8
-  for (int j = 0; j < 8; j++) {
-    const __m512i four = _mm512_set1_epi32(load<int32_t>(x + 4 * j));
+  for (int u = 0; u < TILES; u++) {
+    even[u] = KIND == Q4 ? _mm512_setzero_si512() : _mm512_set1_epi32(in.counts[at]);
+    odd[u] = _mm512_setzero_si512();
+  }
 #pragma GCC unroll 4
-    for (int u = 0; u < TILES; u++) found[u] = _mm512_dpbusd_epi32(found[u], of[u].w[j], four);
+  for (int j = 0; j < 8; j += 2) {
+    const __m512i one = _mm512_set1_epi32(load<int32_t>(x + 4 * j)), two = _mm512_set1_epi32(load<int32_t>(x + 4 * j + 4));
+#pragma GCC unroll 4
+    for (int u = 0; u < TILES; u++) {
+      even[u] = _mm512_dpbusd_epi32(even[u], of[u].w[j], one);
+      odd[u] = _mm512_dpbusd_epi32(odd[u], of[u].w[j + 1], two);
+    }
   }
 #pragma GCC unroll 4
   for (int u = 0; u < TILES; u++) {
-    total[u] += (Floats)_mm512_cvtepi32_ps(found[u]) * (of[u].scale * in.scales[at]);
+    total[u] += (Floats)_mm512_cvtepi32_ps(_mm512_add_epi32(even[u], odd[u])) * (of[u].scale * in.scales[at]);
     if constexpr (KIND == Q4) total[u] += of[u].least * in.sums[at];
   }
 }
