@@ -107,18 +107,18 @@ template <int N> struct Attention {
   float weigh(int n) {
     const int position = readers[n].position, first = first_read(n), h = readers[n].head;
     const int a = first / LANES, z = position / LANES + 1;
-    const Ints numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const Ints numbers = counting();
     float *own = scores + n * stride;
     const auto masked = [&](Floats v, int t, float by) {
       if (t > a && t < z - 1) return v;
       const Ints at = numbers + t * LANES;
-      return (at < first) | (at > position) ? all(by) : v;
+      return select((at < first) | (at > position), all(by), v);
     };
     Floats most = all(-3e38f), weights{};
     for (int t = a; t < z; t++) {
       Floats score = load<Floats>(own + (size_t)t * LANES) * l.scale;
       if (p.softcap > 0) score = hyperbolic(score / p.softcap) * p.softcap;
-      if (l.slopes) score += __builtin_convertvector(numbers + (t * LANES - position), Floats) * l.slopes[h];
+      if (l.slopes) score += to_floats(numbers + (t * LANES - position)) * l.slopes[h];
       score = masked(score, t, -3e38f);
       most = max(most, score);
       store(own + (size_t)t * LANES, score);

@@ -1,31 +1,15 @@
-// Sixteen numbers side by side, and functions of them.
+// Functions of sixteen numbers side by side.
 #pragma once
 
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "wide.h"
 
 namespace {
 
-constexpr int LANES = 16, GROUP = 32;
+constexpr int GROUP = 32;
 
-typedef float Floats __attribute__((vector_size(4 * LANES)));
-typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
-typedef int8_t Bytes __attribute__((vector_size(LANES)));
-
-template <class V> inline V load(const void *from) {
-  V value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
-template <class V> inline void store(void *to, V value) { std::memcpy(to, &value, sizeof value); }
-inline Floats all(float x) { return x - Floats{}; }
-inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
+inline Floats max(Floats a, Floats b) { return select(a > b, a, b); }
 inline float top(Floats v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)v);
@@ -65,6 +49,13 @@ inline float half(uint16_t h) {
 inline Floats halves(const uint8_t *from) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+#elif defined(__F16C__) && defined(__AVX2__)
+  Floats value;
+  for (int i = 0; i < LANES; i += 8) {
+    const __m256 eight = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + 2 * i)));
+    std::memcpy((char *)&value + 4 * i, &eight, sizeof eight);
+  }
+  return value;
 #else
   Floats value;
   for (int i = 0; i < LANES; i++) value[i] = half(load<uint16_t>(from + 2 * i));
@@ -77,7 +68,7 @@ inline Floats nibbles(Ints v) {
   const __m512 table = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   return (Floats)_mm512_permutexvar_ps((__m512i)v, table);
 #else
-  return __builtin_convertvector(v & 15, Floats);
+  return to_floats(v & 15);
 #endif
 }
 inline int whole(int n) { return (n + LANES - 1) / LANES * LANES; }
@@ -93,12 +84,11 @@ inline Floats nearest(Floats x) {
 inline Floats exponential(Floats x) {
   // 2^n times a polynomial for the rest of the exponent, |rest| <= 1/2.
   x = max(x, all(-87.f));
-  x = x > 88.f ? all(88.f) : x;
+  x = select(x > 88.f, all(88.f), x);
   const Floats t = x * 1.44269504f, whole = nearest(t), rest = t - whole;
   Floats p = all(1.5403530e-4f);
   for (float c : {1.3333558e-3f, 9.6181291e-3f, 5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f, 1.f}) p = p * rest + c;
-  Ints n = (__builtin_convertvector(whole, Ints) + 127) << 23;
-  return p * (Floats)n;
+  return p * same_bits((to_ints(whole) + 127) << 23);
 }
 inline Floats hyperbolic(Floats x) {
   Floats e = exponential(x * 2.f);
@@ -118,4 +108,5 @@ Floats act(Floats x, int32_t kind) {
   for (int i = 0; i < LANES; i++) x[i] *= 0.5f * (1.f + std::erf(x[i] * 0.70710678f));
   return x;
 }
+
 } // namespace

@@ -136,8 +136,8 @@ void activate(const Layer &l, const float *from, float *to, int a, int z) {
     Floats x = load<Floats>(from + (size_t)t * each * LANES), y;
     if (l.limit > 0) {
       Floats up = load<Floats>(from + (size_t)t * each * LANES + LANES);
-      x = x > l.limit ? all(l.limit) : x;
-      up = max(up > l.limit ? all(l.limit) : up, all(-l.limit));
+      x = select(x > l.limit, all(l.limit), x);
+      up = max(select(up > l.limit, all(l.limit), up), all(-l.limit));
       y = (up + 1.f) * x / (1.f + exponential(x * -l.alpha));
     } else {
       y = act(x, l.act);

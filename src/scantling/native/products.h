@@ -40,18 +40,18 @@ template <int KIND, class Take> inline void columns(const uint8_t *p, Take take)
 #pragma GCC unroll 8
     for (int j = 0; j < 8; j++) {
       const Ints v = load<Ints>(p + 64 * j) ^ (int32_t)0x80808080;
-      take(__builtin_convertvector(v << 24 >> 24, Floats), 4 * j);
-      take(__builtin_convertvector(v << 16 >> 24, Floats), 4 * j + 1);
-      take(__builtin_convertvector(v << 8 >> 24, Floats), 4 * j + 2);
-      take(__builtin_convertvector(v >> 24, Floats), 4 * j + 3);
+      take(to_floats(v << 24 >> 24), 4 * j);
+      take(to_floats(v << 16 >> 24), 4 * j + 1);
+      take(to_floats(v << 8 >> 24), 4 * j + 2);
+      take(to_floats(v >> 24), 4 * j + 3);
     }
   } else if constexpr (KIND == BF16) {
 #pragma GCC unroll 16
     for (int j = 0; j < GROUP / 2; j++) {
       // Two columns side by side in every lane: the first in the low half.
       Ints v = load<Ints>(p + 64 * j);
-      take((Floats)(v << 16), 2 * j);
-      take((Floats)(v & (int32_t)0xffff0000), 2 * j + 1);
+      take(same_bits(v << 16), 2 * j);
+      take(same_bits(v & (int32_t)0xffff0000), 2 * j + 1);
     }
   } else {
 #pragma GCC unroll 32

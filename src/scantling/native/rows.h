@@ -71,7 +71,7 @@ struct Rows {
     Floats numbers{};
     for (int part = 0; part < 2; part++) {
       const Floats near = nearest((part ? high : low) * by);
-      store(q.data() + at * GROUP + part * LANES, __builtin_convertvector(__builtin_convertvector(near, Ints), Bytes));
+      store(q.data() + at * GROUP + part * LANES, to_bytes(to_ints(near)));
       numbers += near;
     }
     // Whole numbers far below 2^24.
