@@ -211,16 +211,27 @@ def test_rows_of_several_sequences_share_a_pass() -> None:
 @pytest.mark.parametrize("width", ["stored", "bf16", "q8_0", "q4_1"])
 @pytest.mark.parametrize("heads", [(4, 1), (6, 2), (4, 2), (3, 3)])
 def test_the_number_of_rows_changes_no_bit(width: str, heads: tuple[int, int]) -> None:
-    """A prompt in passes of 32 rows and token by token, with heads in groups of 4, 3, 2 and 1."""
-    attention = ATTENTION | {"n_heads": heads[0], "n_kv_heads": heads[1], "d_head": 32, "window": 20}
+    """A prompt in passes of 128 rows, in others and token by token, with heads in groups of 4, 3, 2 and 1."""
+    attention = ATTENTION | {"n_heads": heads[0], "n_kv_heads": heads[1], "d_head": 32, "window": 40}
     sizes = {"d_model": 64, "vocab_size": 96, "mlp": BASE["mlp"] | {"d_ff": 96}, "attention": attention}
-    card = from_dict({**BASE, **sizes}, "rows")
-    net, ids = strong(card), ids_of(card, 45)
+    card = from_dict({**BASE, **sizes, "context": 160}, "rows")
+    net, ids = strong(card), ids_of(card, 150)
     for quantised in {False, bool(library.library().sc_integer_dot())}:
         native = decoder(card, net, width, quantised=quantised)
-        together = all_logits(native, ids, (32,))
-        assert torch.equal(all_logits(native, ids, tuple(range(1, 45))), together)
-        assert torch.equal(all_logits(native, ids, (6, 19, 40)), together)
+        together = all_logits(native, ids, (128,))
+        assert torch.equal(all_logits(native, ids, tuple(range(1, 150))), together)
+        assert torch.equal(all_logits(native, ids, (2, 5, 9, 15, 22, 31, 41, 54, 66, 133)), together)
+
+
+@pytest.mark.parametrize("march", ["x86-64", "x86-64-v3"])
+def test_the_number_of_rows_changes_no_bit_on_other_processors(march: str) -> None:
+    card = CARDS["window"]
+    net, ids = strong(card), ids_of(card, 60)
+    for width in ("stored", "bf16", "q8_0", "q4_1"):
+        native = decoder(card, net, width, march=march)
+        together = all_logits(native, ids, ())
+        assert torch.equal(all_logits(native, ids, tuple(range(1, 60))), together)
+        assert torch.equal(all_logits(native, ids, (2, 5, 9, 15, 28)), together)
 
 
 @pytest.mark.parametrize("threads", [1, 3, 5])
@@ -295,8 +306,8 @@ def test_what_it_cannot_run_is_said(changes: dict[str, Any], message: str) -> No
         (([70], [0], [0]), "token id 70 is outside 0 to 69"),
         (([1], [1], [0]), "slot 1 is outside 0 to 0"),
         (([1], [0], [-1]), "position -1 is outside 0 to 63"),
-        (([1] * 33, [0] * 33, range(33)), "1 to 32 rows, and 33 are given"),
-        (([], [], []), "1 to 32 rows, and 0 are given"),
+        (([1] * 129, [0] * 129, range(129)), "1 to 128 rows, and 129 are given"),
+        (([], [], []), "1 to 128 rows, and 0 are given"),
     ],
 )
 def test_nothing_out_of_range_is_run(given: Any, message: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from scantling.errors import ScantlingInputError
 
 SOURCE = Path(__file__).with_name("pass.cpp")
+"""What is compiled; it includes the headers beside it."""
 FLAGS = ("-std=c++20", "-O3", "-fno-math-errno", "-shared", "-fPIC", "-pthread", "-w")
 COMPILERS = ("c++", "g++", "clang++")
 
@@ -139,9 +140,13 @@ def is_built() -> bool:
 
 def _target(march: str) -> Path:
     """A file whose name tells the source, the flags and the processor apart."""
-    told = [SOURCE.read_text(), *FLAGS, march, _processor() if march == "native" else ""]
+    told = [*_sources(), *FLAGS, march, _processor() if march == "native" else ""]
     key = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
     return cache_folder() / "native" / f"pass-{key}.so"
+
+
+def _sources() -> list[str]:
+    return [path.read_text() for path in sorted([SOURCE, *SOURCE.parent.glob("*.h")])]
 
 
 def _processor() -> str:

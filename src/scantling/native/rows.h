@@ -1,0 +1,103 @@
+// Rows of activations as products read them, and the norms that are on their way there.
+#pragma once
+
+#include <vector>
+
+#include "lanes.h"
+#include "program.h"
+
+namespace {
+
+struct Spread {
+  float mean, by;
+};
+
+// `stored` numbers, of which all but `n` are zeros.
+Spread spread(const float *x, int stored, const Norm &m) {
+  Floats total{}, squares{};
+  if (m.kind == LAYER)
+    for (int i = 0; i < stored; i += LANES) total += load<Floats>(x + i);
+  const float mean = m.kind == LAYER ? sum(total) / m.n : 0.f;
+  for (int i = 0; i < stored; i += LANES) {
+    Floats v = load<Floats>(x + i);
+    if (m.kind == LAYER) v = i + LANES > m.n ? first_of(v - mean, m.n - i) : v - mean;
+    squares += v * v;
+  }
+  return Spread{mean, 1.f / std::sqrt(sum(squares) / m.n + m.eps)};
+}
+
+void norm(const float *x, const Norm &m, Spread s, int head, float *y, int stored) {
+  const Floats by = all(s.by);
+  const float *gain = m.gain + (size_t)head * m.stride, *shift = m.shift ? m.shift + (size_t)head * m.stride : nullptr;
+  for (int i = 0; i < stored; i += LANES) {
+    Floats v = (load<Floats>(x + i) - s.mean) * by * load<Floats>(gain + i);
+    store(y + i, shift ? v + load<Floats>(shift + i) : v);
+  }
+}
+void norm(const float *x, const Norm &m, float *y) { norm(x, m, spread(x, whole(m.n), m), 0, y, whole(m.n)); }
+
+// Some rows that a product reads: groups of 32 columns one behind the other, and in each group row after row.
+struct Read {
+  const float *x, *sums, *scales; // 32 numbers of each group and row; one
+  const int8_t *q;
+  const int32_t *counts;
+  int rows; // from one group to the next
+  Read from(int row) const {
+    return Read{x + (size_t)row * GROUP, sums + row, scales + row, q + (size_t)row * GROUP, counts + row, rows};
+  }
+};
+
+struct Rows {
+  std::vector<float> x, sums, scales;
+  std::vector<int8_t> q;
+  std::vector<int32_t> counts;
+
+  void make_room(size_t rows, size_t columns) {
+    const size_t numbers = rows * (columns + GROUP), groups = numbers / GROUP;
+    x.resize(numbers), q.resize(numbers);
+    sums.resize(groups), scales.resize(groups), counts.resize(groups);
+  }
+  Read read(int rows) const { return Read{x.data(), sums.data(), scales.data(), q.data(), counts.data(), rows}; }
+
+  // 32 numbers as m's kind needs them: with their sum, or rounded to 8 bits.
+  void put(const Matrix &m, size_t at, Floats low, Floats high, bool quantised) {
+    store(x.data() + at * GROUP, low), store(x.data() + at * GROUP + LANES, high);
+    if (!quantised) {
+      if (m.kind == Q4) sums[at] = sum(low + high);
+      return;
+    }
+    if (m.kind != Q4 && m.kind != Q8) return;
+    const float most = top(max(max(low, -low), max(high, -high))), by = most > 0 ? 127.f / most : 0.f;
+    Floats numbers{};
+    for (int part = 0; part < 2; part++) {
+      const Floats near = nearest((part ? high : low) * by);
+      store(q.data() + at * GROUP + part * LANES, to_bytes(to_ints(near)));
+      numbers += near;
+    }
+    // Whole numbers far below 2^24.
+    const float count = sum(numbers);
+    scales[at] = most / 127.f;
+    // The minimum goes with the sum of the rounded activations, as the scale does; 8-bit weights are stored plus 128.
+    sums[at] = scales[at] * count;
+    counts[at] = -128 * (int32_t)count;
+  }
+
+  // The rows [a, z) of `rows`, normed where there is a norm, for a product with m. `line` has room for one.
+  void prepare(const Matrix &m, const float *from, size_t stride, int n, int a, int z, int rows, const Norm &by,
+               bool quantised, float *line) {
+    for (int b = a; b < z; b++) {
+      const float *row = from + b * stride;
+      if (by.kind) norm(row, by, line), row = line;
+      for (int i = 0; i < m.k; i += GROUP) {
+        const int left = n - i;
+        Floats low = load<Floats>(row + i), high{};
+        if (left > LANES) high = load<Floats>(row + i + LANES);
+        if (left < LANES) low = first_of(low, left);
+        else if (left < GROUP) high = first_of(high, left - LANES);
+        put(m, (size_t)(i / GROUP) * rows + b, low, high, quantised);
+      }
+    }
+  }
+};
+
+} // namespace
