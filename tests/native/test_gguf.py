@@ -84,9 +84,8 @@ def test_experts_stay_in_the_blocks_of_the_file(dtype: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("others", ["Q8_0", "Q4_1", "F32"])
-def test_queries_keys_and_values_in_blocks_of_their_own(others: str, tmp_path: Path) -> None:
+def test_queries_keys_and_values_in_blocks_of_their_own(others: str) -> None:
     """Files of experts keep keys and values wider than queries; the product that all three share loses nothing."""
-    path = tmp_path / "mixed.gguf"
     lm = sc.new(from_dict({"name": "mixed", **MIXED}, "a test"), seed=4)
     wanted = {"q": "Q4_0", "k": others, "v": "Q8_0"}
     weights = OfNet(lm.net.state_dict())
