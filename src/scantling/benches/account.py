@@ -9,6 +9,7 @@ from scantling.benches.plan import Contender, Load
 from scantling.numbers.cache import cache_bytes, paged_bytes
 from scantling.numbers.flops import flops
 from scantling.numbers.reading import weights_read
+from scantling.parts.attention import Attention
 from scantling.parts.part import Workload
 from scantling.parts.transformer import Transformer
 
@@ -85,7 +86,9 @@ def allocated(model: Transformer, who: Contender, load: Load) -> int | None:
     if who.engine != "torch":
         from scantling.native.tiles import ROWS, padded
 
-        return cache_bytes(model, Workload(load.batch, padded(positions, ROWS)), "float32")
+        d_head = next(part.d_head for _, part, _ in model.walk() if isinstance(part, Attention))
+        kept = cache_bytes(model, Workload(load.batch, padded(positions, ROWS)), "float32")
+        return kept // d_head * padded(d_head, ROWS)
     if load.kind == "paged":
         blocks = load.batch * -(-positions // BLOCK)
         return paged_bytes(model, blocks, BLOCK, who.dtype, load.numbers)

@@ -72,7 +72,7 @@ def engine_of(lm: Model, options: Options) -> str:
 
 
 def file_for_packed(model: str | None, revision: str | None) -> Described | str:
-    """The file where all matrices are blocks that tiles hold as they are; else why PyTorch decodes.
+    """The file of blocks that tiles hold as they are, as they hold a router in float32; else why PyTorch decodes.
 
     Raises:
         ScantlingInputError: no such model, or its file is malformed.
@@ -89,8 +89,11 @@ def file_for_packed(model: str | None, revision: str | None) -> Described | str:
     from scantling.checkpoint.load import describe_gguf
 
     file = describe_gguf(found, lambda card: assemble(card).named_stored)
-    for tensor in file.header.tensors.values():
-        if len(tensor.shape) > 1 and block_bytes(tensor.kind) is None:
+    matrices = [tensor for tensor in file.header.tensors.values() if len(tensor.shape) > 1 and tensor.kind != "F32"]
+    if not matrices:
+        return NO_BLOCKS
+    for tensor in matrices:
+        if block_bytes(tensor.kind) is None:
             return f"{tensor.name} is stored as {tensor.kind}, and tiles hold Q4_0, Q4_1 and Q8_0"
     known = outline(assemble(file.card))
     return f"the compiled pass does not know {file.card.name}: {known}" if isinstance(known, str) else file

@@ -221,11 +221,16 @@ def begin(
     """A session with prompts (B, T) in it, the logits (B, V) after them, and how many new tokens there is room for.
 
     Raises:
-        ScantlingInputError: the prompt leaves no room in the context, or the model writes no text.
+        ScantlingInputError: the prompt leaves no room in the context, the model writes no text, or a source is to be
+            read in chunks.
     """
     check_writes(model)
     limit = room(model, ids.shape[1], max_new_tokens)
     if model.parts.two_stacks:
+        if chunk is not None:
+            raise ScantlingInputError(
+                f"{model.card.name} reads its source both ways, so it goes through whole; leave the chunk out"
+            )
         padded = attention_mask is not None and not bool(attention_mask.all())
         source = Source(ids, attention_mask if padded else None)
         reader = Session(model, ids.shape[0], limit, source=source, keeping=keeping)

@@ -89,11 +89,12 @@ class OfGGUF:
 
     def matrix(self, name: str) -> Stored:
         tensor, order = self._found(name)
+        rows, columns = tensor.numel // tensor.shape[-1], tensor.shape[-1]
         if self._width == "stored" and (size := block_bytes(tensor.kind)) is not None:
-            shape = (tensor.shape[0], tensor.shape[1] // 32 * size)
+            shape = (rows, columns // 32 * size)
             raw = np.memmap(here(tensor.file), np.uint8, mode="r", offset=tensor.start, shape=shape).view(np.ndarray)
-            return Stored(tensor.kind, raw if order is None else raw[order], tensor.shape[1])
-        values = dequantise(tensor)
+            return Stored(tensor.kind, raw if order is None else raw[order], columns)
+        values = dequantise(tensor).reshape(rows, columns)
         values = values if order is None else values[order]
         # 16 bits hold what 16 bits held; half precision has no tile of its own.
         return as_asked(values, "f32" if self._width == "stored" else self._width)
@@ -106,15 +107,19 @@ class OfGGUF:
         return found
 
     def _found(self, name: str) -> tuple[GGUFTensor, NDArray[np.int64] | None]:
-        """The tensor that holds a matrix, and which rows of it in which order; None for all as they are."""
+        """The tensor that holds a matrix, and which rows of it in which order; None for all as they are.
+
+        The rows of a stack of matrices, those of experts, are numbered through.
+        """
         link = self._links[name]
-        if len(link.theirs) != 1 or any(len(self._shapes[ours]) != 2 for ours in link.ours):
+        if len(link.theirs) != 1:
             raise ScantlingInputError(f"{name} is spread over {len(link.theirs)} tensors of the file")
         tensor = self._tensors[link.theirs[0]]
-        numbers = np.arange(tensor.shape[0])
+        numbers = np.arange(tensor.numel // tensor.shape[-1])
         # A table of names changes the order of rows or cuts between them, so it can be asked with their numbers.
-        pieces = link.transform.load([numbers[:, None]], [self._shapes[ours] for ours in link.ours])
-        order = np.asarray(pieces[link.ours.index(name)])[:, 0]
+        asked = numbers.reshape(*tensor.shape[:-1], 1)
+        pieces = link.transform.load([asked], [self._shapes[ours] for ours in link.ours])
+        order = np.asarray(pieces[link.ours.index(name)]).reshape(-1)
         return tensor, None if np.array_equal(order, numbers) else order
 
 
