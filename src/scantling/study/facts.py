@@ -7,10 +7,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from scantling.cards.schema import Card, MoE, MultiHead, RoPE
+from scantling.numbers.cost import ASSUMED_MFU, run
 from scantling.numbers.count import count
 from scantling.numbers.flops import flops, half_at
+from scantling.numbers.hardware import device
 from scantling.numbers.memory import memory
 from scantling.numbers.phases import decode_step
+from scantling.numbers.roofline import roofline
+from scantling.numbers.training import Recipe, training_memory
 from scantling.parts.attention import Attention
 from scantling.parts.cross import CrossAttention
 from scantling.parts.latent import LatentAttention
@@ -25,6 +29,9 @@ Value = int | float | str | bool | None
 DTYPES = ("float32", "bfloat16", "int8")
 """In which the bytes of the weights are given."""
 CACHE_DTYPE = "bfloat16"
+RECIPE = Recipe("bf16-master")
+DEVICE = "h100"
+TRAINED = 10**12
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class Fact:
     """One line about a card.
 
     Attributes:
-        section: choices, sizes, parameters, FLOPs or memory.
+        section: choices, sizes, parameters, FLOPs, memory or cost.
         what: with its unit and convention.
         value: a number, a word, or None where the card has no such thing.
     """
@@ -54,6 +61,7 @@ def facts(card: Card, model: Transformer, w: Workload) -> list[Fact]:
         "parameters": _parameters(model),
         "FLOPs": _flops(model, w),
         "memory": _memory(model, w),
+        "cost": _cost(model, w),
     }
     return [Fact(section, what, value) for section, rows in sections.items() for what, value in rows]
 
@@ -181,3 +189,19 @@ def _memory(model: Transformer, w: Workload) -> Iterator[tuple[str, Value]]:
         yield f"weights, {dtype}, bytes", kept.weights * DTYPE_BYTES[dtype] // DTYPE_BYTES["int8"]
     yield f"KV cache per token, {CACHE_DTYPE}, bytes", kept.kv_per_token
     yield f"KV cache at that length, {CACHE_DTYPE}, bytes", kept.kv
+    step = training_memory(model, w, RECIPE)
+    yield f"training states, {RECIPE.precision}, {RECIPE.optimizer}, bytes", step.states
+    yield "kept for the backward at that length, bfloat16, fused kernel, bytes", step.activations
+
+
+def _cost(model: Transformer, w: Workload) -> Iterator[tuple[str, Value]]:
+    found, chip = flops(model, w).training, device(DEVICE)
+    spent = found * TRAINED // (w.batch * w.tokens)
+    hours = run(spent, 1, chip.peak("bf16")).device_hours
+    yield "training on 10^12 tokens in such rows, FLOPs", spent
+    yield f"device-hours of that on {DEVICE} at {100 * ASSUMED_MFU:g} % of its dense peak", round(hours)
+    bounds = roofline(model, chip, w).passes
+    yield (
+        f"decode at that length on one {DEVICE}, at most tokens/s",
+        (round(bounds["decode"].tokens_per_second) if "decode" in bounds else None),
+    )
