@@ -110,6 +110,7 @@ def test_the_fused_kernel_gives_no_maps_and_the_plain_one_those_of_the_pass() ->
 def test_maps_of_falcon_show_the_future_that_they_open() -> None:
     found = defect("falcon-gqa-newarch", "maps", "sdpa")
     assert "tokens read what is hidden from them" in found.message
+    assert [len(row) for row in found.smallest["ids"]] == [2, 2]  # type: ignore[index]
     model = load_theirs(str(GOLDEN / "tiny" / "falcon-gqa-newarch"))
     with torch.no_grad():
         maps = model(torch.tensor([[5, 17, 9, 40]]), output_attentions=True, use_cache=False).attentions

@@ -24,37 +24,46 @@ ROOM = 32
 
 
 def probe(subject: Subject, effort: Effort) -> list[Finding]:
-    """A map per layer, rows that add up to 1, nothing on later tokens and padding; of a row alone and a padded one."""
+    """A map per layer, rows that add up to 1, nothing on later tokens, padding, and past windows."""
     if not subject.can.maps:
         return [could_not(NAME, "it gives no attention maps")]
-    tokens = draw.length(subject, effort)
-    ids = draw.ids(subject.facts, 2, tokens, effort.seed)
-    mask = torch.ones_like(ids)
-    if "mask" in subject.can.takes and tokens > PADS + 1:
-        padded, real = draw.pad(subject.facts, ids[1:, PADS:], PADS, 0)
-        ids, mask = torch.cat([ids[:1], padded]), torch.cat([mask[:1], real])
-    feed = draw.feed(subject, ids, mask=None if bool(mask.all()) else mask)
-    return [_judged(subject, feed, mask, where, way) for where, way in subject.can.maps.items()]
+    return [_judged(subject, effort, where, way) for where, way in subject.can.maps.items()]
 
 
-def _judged(subject: Subject, feed: Feed, mask: Tensor, where: str, way: Maps) -> Finding:
+def _judged(subject: Subject, effort: Effort, where: str, way: Maps) -> Finding:
+    most = draw.length(subject, effort)
     try:
-        with torch.no_grad():
-            maps = [found.detach().double().cpu() for found in way(feed)]
+        maps, feed, mask = _asked(subject, way, most, effort.seed)
     except REFUSALS as error:
         return could_not(NAME, f"it refuses: {str(error).strip()[:200]}", where)
     except Exception as error:
         return crashed(NAME, error, where)
     if not maps:
         return could_not(NAME, "asked for maps it gives none, and no error", where)
-    shown = {"ids": listed(feed.ids), "attention_mask": listed(mask)}
     wrong = _wrong(subject, maps, mask)
     if wrong is None:
-        text = "a map per layer, rows that add up to 1, nothing on what is hidden"
-        text = text.replace("to 1", "to 1 less the share of a sink") if subject.facts.sinks else text
+        less = ", less the share of a sink" if subject.facts.sinks else ""
+        text = f"a map per layer, rows that add up to 1{less}, nothing on what is hidden"
         return Finding(NAME, Verdict.CLEAN, text, 0.0, where, "of a row")
-    size, text = wrong
-    return Finding(NAME, Verdict.DEFECT, text, size, where, "of a row", shown)
+    for tokens in range(2, most):
+        shorter = _asked(subject, way, tokens, effort.seed)
+        if _wrong(subject, shorter[0], shorter[2]) is not None:
+            _, feed, mask = shorter
+            break
+    shown = {"ids": listed(feed.ids), "attention_mask": listed(mask)}
+    return Finding(NAME, Verdict.DEFECT, wrong[1], wrong[0], where, "of a row", shown)
+
+
+@torch.no_grad()
+def _asked(subject: Subject, way: Maps, tokens: int, seed: int) -> tuple[list[Tensor], Feed, Tensor]:
+    """The maps of two rows, what was read, and which of it is real: the second begins with padding."""
+    ids = draw.ids(subject.facts, 2, tokens, seed)
+    mask = torch.ones_like(ids)
+    if "mask" in subject.can.takes and tokens > PADS + 1:
+        padded, real = draw.pad(subject.facts, ids[1:, PADS:], PADS, 0)
+        ids, mask = torch.cat([ids[:1], padded]), torch.cat([mask[:1], real])
+    feed = draw.feed(subject, ids, mask=None if bool(mask.all()) else mask)
+    return [found.detach().double().cpu() for found in way(feed)], feed, mask
 
 
 def _wrong(subject: Subject, maps: Sequence[Tensor], mask: Tensor) -> tuple[float, str] | None:
@@ -72,9 +81,12 @@ def _wrong(subject: Subject, maps: Sequence[Tensor], mask: Tensor) -> tuple[floa
     if facts.family != "encoder":
         seen = seen & torch.ones(tokens, tokens, dtype=torch.bool).tril()
     asked = real[:, None, :, None].expand_as(seen)
+    apart = (torch.arange(tokens)[:, None] - torch.arange(tokens)).abs()
     room = ROOM * torch.finfo(getattr(torch, facts.dtype)).eps / 2
     for i, found in enumerate(maps):
-        hidden = float(found.masked_fill(seen | ~asked, 0.0).abs().amax())
+        width = facts.windows[i] if facts.windows and i < len(facts.windows) else None
+        read = seen if width is None else seen & (apart < width)
+        hidden = float(found.masked_fill(read | ~asked, 0.0).abs().amax())
         if hidden != 0:
             return hidden, f"the map of layer {i} shows that tokens read what is hidden from them"
         if float(found.masked_fill(~asked, 0.0).amin()) < 0:
@@ -86,12 +98,10 @@ def _wrong(subject: Subject, maps: Sequence[Tensor], mask: Tensor) -> tuple[floa
     return None
 
 
-def mapping(how: Callable[[Tensor], Tensor], *faults: str, sinks: bool = False, **shape: object) -> Subject:
+def mapping(how: Callable[[Tensor], Tensor], sinks: bool = False) -> Subject:
     """A subject that makes something of its maps before it gives them."""
-    subject = planted(*faults, **shape)
-    ((name, way),) = subject.can.maps.items()
-    maps = {name: lambda feed: [how(found) for found in way(feed)]}
-    return replace(subject, facts=replace(subject.facts, sinks=sinks), can=replace(subject.can, maps=maps))
+    subject = giving(lambda maps: [how(found) for found in maps])
+    return replace(subject, facts=replace(subject.facts, sinks=sinks))
 
 
 def giving(how: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> Subject:
@@ -124,12 +134,15 @@ PROBE = Probe(
         Plant("scores in place of weights", lambda: mapping(lambda found: found.clamp(min=1e-6).log())),
         Plant("a thousandth on hidden keys", lambda: mapping(_smeared)),
         Plant("later tokens are read in the last block", lambda: planted("no mask in the last block")),
+        Plant("a window of one key more", lambda: planted("window plus one", window=5)),
         Plant("an encoder reads padding", lambda: planted("padding read", family="encoder")),
         Plant("the last layer's is missing", lambda: giving(lambda maps: maps[:-1])),
         Plant("the mean over heads", lambda: mapping(lambda found: found.mean(1))),
         Plant("rows of a sink, and none is said", lambda: mapping(lambda found: 0.9 * found)),
         Plant("sound", planted, False, Verdict.CLEAN),
         Plant("sound, an encoder", lambda: planted(family="encoder"), False, Verdict.CLEAN),
+        Plant("sound, windows", lambda: planted(window=5), False, Verdict.CLEAN),
+        Plant("sound, an encoder's windows", lambda: planted(family="encoder", window=5), False, Verdict.CLEAN),
         Plant("sound, with a source", lambda: planted(family="encoder-decoder"), False, Verdict.CLEAN),
         Plant("sound, in bfloat16", lambda: planted(dtype="bfloat16"), False, Verdict.CLEAN),
         Plant("a sink", lambda: mapping(lambda found: 0.9 * found, sinks=True), False, Verdict.CLEAN),
