@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-// Rows that one pass may have.
+// Rows that a product takes at once, and that a pass of a decoder may have.
 constexpr int MOST_ROWS = 128;
 
 enum Kind : int32_t { F32, BF16, Q4, Q8 };
@@ -35,12 +35,14 @@ struct Layer {
 };
 
 struct Program {
-  int32_t d, heads, kv_heads, head, turned, layers, vocab, slots, capacity, threads, quantised, parallel, offset, pad;
+  int32_t d, heads, kv_heads, head, turned, layers, vocab, slots, capacity, threads, quantised, parallel, offset;
+  int32_t both_ways, rows, pad; // a row reads those behind it too; the most rows of a pass
   float softcap, logit_softcap, embed_scale, logit_scale, clip, pad_too;
   const Layer *layer;
-  Matrix table, out, places; // `table` is looked up; `out` gives the logits; `places`, if any, is added by position
+  // `table` is looked up; `out` gives the logits, or without data states; `places`, if any, is added by position.
+  Matrix table, out, places;
   Norm embed_norm, final_norm;
   const int32_t *pages; // (slots, capacity / 16): where 16 positions of a sequence are kept
-  float *logits;        // (MOST_ROWS, out.n)
+  float *logits;        // (rows, out.n)
   void *pool, *scratch;
 };

@@ -125,8 +125,7 @@ void rounded(const Matrix &m, int first, int last, const Read &in, int rows, flo
 
 namespace {
 
-// Products of the tiles [first, last) of a matrix of any kind with `rows` rows.
-void product(const Matrix &m, int first, int last, const Read &in, int rows, float *y, size_t stride, bool quantised) {
+void some_rows(const Matrix &m, int first, int last, const Read &in, int rows, float *y, size_t stride, bool quantised) {
 #if HAS_INTEGER_DOT
   if (quantised && m.kind == Q4) return rounded<Q4>(m, first, last, in, rows, y, stride);
   if (quantised && m.kind == Q8) return rounded<Q8>(m, first, last, in, rows, y, stride);
@@ -137,6 +136,12 @@ void product(const Matrix &m, int first, int last, const Read &in, int rows, flo
   case Q4: return exact<Q4>(m, first, last, in, rows, y, stride);
   default: return exact<Q8>(m, first, last, in, rows, y, stride);
   }
+}
+
+// Products of the tiles [first, last) of a matrix of any kind with `rows` rows.
+void product(const Matrix &m, int first, int last, const Read &in, int rows, float *y, size_t stride, bool quantised) {
+  for (int b = 0; b < rows; b += MOST_ROWS)
+    some_rows(m, first, last, in.from(b), rows - b < MOST_ROWS ? rows - b : MOST_ROWS, y + b * stride, stride, quantised);
 }
 
 } // namespace
