@@ -65,22 +65,25 @@ def tables(subject: Subject, found: Found, rounds: int) -> None:
     show.table(("contender", "loaded in", "this machine reads", "of", "and multiplies"), machine)
 
 
-def drift(name: str, initial: bool, found: Sequence[Drift]) -> None:
-    """What each way costs at each length, and at the longest one by layer."""
+def drift(name: str, initial: bool, found: Sequence[Drift], places: Sequence[str]) -> None:
+    """What each way costs at each length, and at the longest one by layer.
+
+    Args:
+        places: names of where the stream is compared.
+    """
     weights = "initial weights" if initial else "its weights"
     show.say(f"{name}, {weights}: how far each way is from a whole pass in float32 with the fused kernel")
     show.say()
     columns = ("what", "way", "tokens", "last layer", "worst layer", "logits", "log-probability", "same choice")
-    show.table(columns, [_way(row) for row in found], "root mean square, over that of the plain pass")
+    show.table(columns, [_way(row, places) for row in found], "root mean square, over that of the plain pass")
     longest = max((row.tokens for row in found), default=0)
     deep = [row for row in found if row.layers is not None and row.tokens == longest]
     if deep:
-        names = ["embeddings", *(f"block {i}" for i in range(len(deep[0].layers or ()) - 1))]
         values = [[f"{x:.1e}" for x in row.layers or ()] for row in deep]
-        show.table(("after", *(row.way for row in deep)), list(zip(names, *values, strict=True)), f"{longest} tokens")
+        show.table(("after", *(row.way for row in deep)), list(zip(places, *values, strict=True)), f"{longest} tokens")
 
 
-def _way(row: Drift) -> tuple[Any, ...]:
+def _way(row: Drift, places: Sequence[str]) -> tuple[Any, ...]:
     layers = None if row.layers is None else [f"{x:.1e}" for x in row.layers]
     worst = None if row.layers is None else max(range(len(row.layers)), key=lambda i: row.layers[i])  # type: ignore[index]
     return (
@@ -88,7 +91,7 @@ def _way(row: Drift) -> tuple[Any, ...]:
         row.way,
         row.tokens,
         None if layers is None else layers[-1],
-        None if layers is None or worst is None else f"{layers[worst]}, {'embeddings' if not worst else worst - 1}",
+        None if layers is None or worst is None else f"{layers[worst]}, {places[worst]}",
         f"{row.logits:.1e}",
         None if row.likely is None else f"{row.likely:.1e}",
         None if row.agree is None else f"{100 * row.agree:.4g} %",
