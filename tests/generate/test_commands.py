@@ -259,6 +259,34 @@ class TestChat:
         assert status == 2
         assert "no command '/what'; known: /reset, /exit" in err
 
+    @pytest.mark.parametrize("terminal", [True, False])
+    def test_an_answer_that_is_stopped(
+        self, terminal: bool, tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Ctrl-C within an answer: at a terminal the next message is answered as if it were the first."""
+
+        class Typed(io.StringIO):
+            def isatty(self) -> bool:
+                return terminal
+
+        from scantling.cli import chat
+
+        def once(piece: str) -> None:
+            monkeypatch.setattr(chat, "_write", write)
+            raise KeyboardInterrupt
+
+        write = chat._write
+        monkeypatch.setattr("sys.stdin", Typed("w5 w6\nw9 w8\n"))
+        monkeypatch.setattr(chat, "_write", once)
+        status, out, err = call(capsys, "chat", "-m", str(tiny), "--max-new-tokens", "4")
+        if not terminal:
+            assert (status, out) == (130, "")
+            assert "interrupted" in err
+            return
+        wanted = Conversation(sc.load(tiny), max_new_tokens=4).say("w9 w8").text
+        assert (status, out) == (0, wanted + "\n")
+        assert "stopped; the message and its answer are forgotten" in err
+
     def test_a_model_without_a_template(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         folder = tmp_path / "plain"
         shutil.copytree(GOLDEN / "tiny" / "llama-gqa", folder)

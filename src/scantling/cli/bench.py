@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from scantling.assembly import assemble
 from scantling.checkpoint.find import card_of, default_model, find
@@ -76,29 +77,41 @@ def command(model: str | None, **given: Any) -> None:
 
 def _drift(model: str | None, given: dict[str, Any]) -> None:
     """`--drift`."""
-    from scantling.benches.drift import drifts, sample_ids
+    from scantling.benches.drift import drifts, places, sample_ids
+    from scantling.cards.rules import position_limit, positions_text
     from scantling.model import from_card, load
 
-    if given["against"] or given["png"] is not None:
-        raise ScantlingInputError("--drift measures no times: leave --against and --png out")
+    _refuse_timed()
     name = str(default_model()) if model is None else model
     initial = find(name, revision=given["revision"]).kind in ("preset", "card")
     lm = from_card(name) if initial else load(name, dtype="float32", revision=given["revision"])
     lm.net.requires_grad_(False).eval()
     lengths = sorted(_numbers(given["lengths"], "--prompt"))
-    if lengths[-1] > lm.card.context:
-        raise ScantlingInputError(f"{lengths[-1]:,} tokens are asked for and the context is {lm.card.context:,}")
+    limit = position_limit(lm.card) if lm.parts.two_stacks else lm.card.context
+    if limit is not None and lengths[-1] > limit:
+        has = positions_text(lm.card) if lm.parts.two_stacks else f"a context of {limit:,}"
+        raise ScantlingInputError(f"{lengths[-1]:,} tokens are asked for and {lm.card.name} has {has}")
     text = None if given["text"] is None else _text(given["text"])
     with bench_view.Progress() as progress:
         found, missing = drifts(lm, sample_ids(lm, lengths[-1], text), lengths, progress.say)
     for line in missing:
         click.echo(f"note: {line}", err=True)
     if given["as_json"]:
-        show.emit(
-            {"model": name, "initial_weights": initial, "rows": [asdict(row) for row in found], "missing": missing}
-        )
+        rows = [asdict(row) for row in found]
+        told = {"model": name, "initial_weights": initial, "places": places(lm), "rows": rows, "missing": missing}
+        show.emit(told)
     else:
-        bench_view.drift(name, initial, found)
+        bench_view.drift(name, initial, found, places(lm))
+
+
+def _refuse_timed() -> None:
+    """Raise where an option that is for times was given."""
+    context = click.get_current_context()
+    kept = ("model", "lengths", "drift", "text", "revision", "as_json")
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name not in kept and source is ParameterSource.COMMANDLINE:
+            raise ScantlingInputError(f"--drift measures no times: leave {option.opts[0]} out")
 
 
 def _text(path: Path) -> str:

@@ -246,9 +246,9 @@ def report(lm: Model, done: Generation, options: Options) -> list[str]:
         each = done.decode_seconds / done.steps
         read = p["bytes_read_per_token"]
         of = "token" if done.rows == 1 else f"step of {done.rows} rows"
-        pace = f"{1 / each:.1f} {'tokens' if done.rows == 1 else 'steps'}/s"
+        what = "tokens" if done.rows == 1 else "steps"
         lines.append(
-            f"decode: {done.steps} steps in {done.decode_seconds:.3f} s, {pace}; "
+            f"decode: {done.steps} steps in {done.decode_seconds:.3f} s, {1 / each:.1f} {what}/s; "
             f"{bytes_text(read)} of weights and cache read per {of} predicted, {read / each / 1e9:.1f} GB/s"
         )
     if done.ledger is not None:

@@ -1,4 +1,4 @@
-"""Where the packed weights come from: a GGUF file's own blocks, or the values of a built net."""
+"""Where the packed weights come from: a file's own blocks or numbers, or the values of a built net."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import numpy as np
 from scantling.checkpoint.files import here
 from scantling.checkpoint.gguf import GGUFHeader, GGUFTensor
 from scantling.checkpoint.gguf_values import dequantise
+from scantling.checkpoint.load import DescribedFolder, dtype_of
 from scantling.checkpoint.names import Link, Row, links
+from scantling.checkpoint.stored_values import as_float32, stored
 from scantling.errors import ScantlingInputError
 from scantling.native.tiles import Stored, block_bytes, quantise
 
@@ -121,6 +123,46 @@ class OfGGUF:
         pieces = link.transform.load([asked], [self._shapes[ours] for ours in link.ours])
         order = np.asarray(pieces[link.ours.index(name)]).reshape(-1)
         return tensor, None if np.array_equal(order, numbers) else order
+
+
+class OfFolder:
+    """Those of safetensors, as they are; nothing is built of them first.
+
+    Args:
+        width: see `WIDTHS`.
+    """
+
+    key: str | None
+
+    def __init__(self, file: DescribedFolder, width: str = "stored") -> None:
+        self._file, self._width = file, width
+        self._links: dict[str, Link] = {ours: link for link in file.table for ours in link.ours}
+        # One dtype for all, as a net has it.
+        self._bf16 = dtype_of(file.read)[0] == "bfloat16"
+        paths = sorted({here(info.file).resolve() for info in file.read})
+        states = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+        self.key = f"{states} {width}"
+
+    def matrix(self, name: str) -> Stored:
+        values = self._loaded(name)
+        values = values.reshape(-1, values.shape[-1])
+        if self._width in ("stored", "bf16") and self._bf16:
+            return Stored("BF16", values, values.shape[1])
+        return as_asked(as_float32(values), "f32" if self._width == "stored" else self._width)
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        return as_float32(self._loaded(name))
+
+    def _loaded(self, name: str) -> NDArray[Any]:
+        link, file = self._links[name], self._file
+        theirs = [stored(file.tensors[file.names[n]]) if n in file.names else None for n in link.theirs]
+        kind = next((values.dtype for values in theirs if values is not None), np.dtype(np.float32))
+        found = [
+            np.zeros(file.wanted[n], kind) if values is None else values
+            for n, values in zip(link.theirs, theirs, strict=True)
+        ]
+        ours = link.transform.load(found, [file.weights[n] for n in link.ours])
+        return np.asarray(ours[link.ours.index(name)])
 
 
 def as_asked(values: NDArray[np.float32], width: str) -> Stored:
