@@ -139,12 +139,13 @@ def is_built() -> bool:
 
 def _target(march: str) -> Path:
     """A file whose name tells the source, the flags and the processor apart."""
-    told = [SOURCE.read_text(), *FLAGS, march, _processor() if march == "native" else ""]
+    told = [SOURCE.read_text(), *FLAGS, march, processor() if march == "native" else ""]
     key = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
     return cache_folder() / "native" / f"pass-{key}.so"
 
 
-def _processor() -> str:
+def processor() -> str:
+    """What this processor can do, as the system says."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
