@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-ENGINES = ("torch", "packed", "packed-int8")
+ENGINES = ("torch", "packed", "packed-int8", "compile")
+UNASKED = ENGINES[:3]
+"""Those that run where none is named: compiling takes a minute for each width."""
 PEERS = ("transformers", "llama.cpp", "openvino")
 CACHES = ("full", "ring", "int8", "ring-int8", "paged", "paged-int8")
 """Every position; rings of the windows; numbers in 8 bits; blocks that the batching engine hands out."""

@@ -87,7 +87,7 @@ def compiled(model: Model, rows: int) -> Compiled:
     if (why := why_not(model)) is not None:
         raise ScantlingInputError(why)
     made = Compiled()
-    made.step(model, SlotCache(model.parts.named_state(Workload(batch=rows, tokens=2)), model.dtype, model.device), rows)
+    made.step(model, slots(model, rows, 2), rows)
     return made
 
 
@@ -107,13 +107,14 @@ def _weights(model: Model) -> list[Tensor]:
     return [tensor.detach() for tensor in named(model.net).values()]
 
 
-def _slots(model: Model, rows: int, capacity: int) -> SlotCache:
+def slots(model: Model, rows: int, capacity: int) -> SlotCache:
+    """An empty cache for so many positions of so many rows."""
     return SlotCache(model.parts.named_state(Workload(batch=rows, tokens=capacity)), model.dtype, model.device)
 
 
 def _export(model: Model, rows: int) -> torch.export.ExportedProgram:
     with torch.inference_mode(False):
-        cache = _slots(model, rows, 64)
+        cache = slots(model, rows, 64)
         return exported(DecodeStep(model.net, list(cache.shapes)), _weights(model), cache.first(64), rows)
 
 

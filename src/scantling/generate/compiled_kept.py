@@ -83,7 +83,7 @@ def missing() -> str | None:
 
 
 def _compile(program: ExportedProgram, target: Path) -> None:
-    from torch._inductor import aoti_compile_and_package, config  # type: ignore[attr-defined]
+    from torch._inductor import aoti_compile_and_package, config
     from torch._inductor.exc import CppCompileError
     from torch._inductor.utils import fresh_cache
 
@@ -101,7 +101,7 @@ def _loaded(path: Path) -> Callable[[list[Tensor]], list[Tensor]]:
     # Experts are an operator of ours, which the code looks up by name.
     import scantling.tensor.experts  # noqa: F401
 
-    loader: Any = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)  # type: ignore[attr-defined]
+    loader: Any = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
     return loader.run  # type: ignore[no-any-return]
 
 

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from scantling.errors import ScantlingInputError
 from scantling.generate.session import check_chunk
-from scantling.parts.part import Workload
 from scantling.tensor.context import Context
-from scantling.tensor.slots import SlotCache
 
 if TYPE_CHECKING:
     from scantling.generate.compiled import Compiled
@@ -35,13 +33,12 @@ class CompiledSession:
     source = None
 
     def __init__(self, model: Model, compiled: Compiled, batch: int, capacity: int) -> None:
-        from scantling.generate.compiled import fits
+        from scantling.generate.compiled import fits, slots
 
         if (why := fits(model, capacity)) is not None:
             raise ScantlingInputError(why)
         self.model, self._compiled = model, compiled
-        shapes = model.parts.named_state(Workload(batch=batch, tokens=capacity))
-        self.cache = SlotCache(shapes, model.dtype, model.device)
+        self.cache = slots(model, batch, capacity)
         self.filled = 0
         self._pasts = torch.zeros(batch, dtype=torch.int64, device=model.device)
         self._alike = True
@@ -60,8 +57,8 @@ class CompiledSession:
             if chunk is None or chunk >= ids.shape[1]:
                 return self._through_net(ids, prefixes=prefixes)[:, -1]
             check_chunk(self.model, chunk)
-            for piece in ids.split(chunk, 1):
-                logits = self._through_net(piece)
+            for start in range(0, ids.shape[1], chunk):
+                logits = self._through_net(ids[:, start : start + chunk])
             return logits[:, -1]
         if self.filled:
             raise ScantlingInputError("padded rows are prefilled in one piece")
@@ -86,7 +83,9 @@ class CompiledSession:
         return found
 
     def _prefixes(self, tokens: int) -> Tensor | None:
-        return self._pasts.new_full((len(self._pasts),), tokens) if self.model.reads_prefix and not self.filled else None
+        return (
+            self._pasts.new_full((len(self._pasts),), tokens) if self.model.reads_prefix and not self.filled else None
+        )
 
     def step(self, ids: Tensor) -> Tensor:
         """One more token per row, ids (B): logits (B, V)."""

@@ -104,4 +104,7 @@ def _matmul(x: Tensor, other: Tensor) -> Any:
     return _linear(x, other.T) if other.dim() == 2 and x.dim() > 1 else NotImplemented
 
 
-_PRODUCTS: dict[Any, Callable[..., Any]] = {torch.ops.aten.linear.default: _linear, torch.ops.aten.matmul.default: _matmul}
+_PRODUCTS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.linear.default: _linear,
+    torch.ops.aten.matmul.default: _matmul,
+}

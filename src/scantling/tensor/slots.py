@@ -31,9 +31,7 @@ class _Leading(Plain):
 class SlotCache(Cache):
     """Every position of every layer, plain; passes see it whole, or as `SlotRows` where rows have their own pasts."""
 
-    def __init__(
-        self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device | str
-    ) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device | str) -> None:
         """shapes: `Part.named_state` of the model at the full length."""
         self._slots = {path: _Leading(shape, dtype, device) for path, shape in shapes.items()}
         self._stores = dict(self._slots)
