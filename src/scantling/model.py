@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from scantling.generate.beam import Beams
+    from scantling.generate.compiled import Compiled
     from scantling.generate.packed import PackedWeights
     from scantling.generate.sampling import Sampling
     from scantling.generate.settings import Options
@@ -68,6 +69,7 @@ class Model:
         text_rules: what `embed` does to a text before it is read, by sentence-transformers' files.
         file: the GGUF file it was loaded from.
         packed: what it decodes with instead of its net; see `pack`.
+        compiled: the same of one text and of rows; see `compile`.
 
     The net of a model that `load_packed` made is loaded when it is first asked for.
     """
@@ -84,6 +86,7 @@ class Model:
     text_rules: TextRules = field(default_factory=TextRules)
     file: Path | None = None
     packed: PackedWeights | None = None
+    compiled: Compiled | None = None
 
     if not TYPE_CHECKING:
 
@@ -343,6 +346,25 @@ class Model:
         from scantling.generate.packed import pack
 
         self.packed = pack(self, width, activations)
+
+    def compile(self, rows: int = 1) -> None:
+        """Decode through a step that torch compiles, from now on: no Python inside a token.
+
+        On a CPU it is compiled ahead of time, about a minute for 30 layers, and kept in the cache folder; the weights
+        are not in it, and those that the net has are used. On CUDA it is compiled in each process, at the first token.
+        Prompts, drafts and requests that `Engine` batches go through the net as before.
+
+        Args:
+            rows: texts that will be decoded side by side. One row has a step of its own and any more share one, which
+                is made now; the other is made when it is first needed.
+
+        Raises:
+            ScantlingInputError: a card whose step cannot be compiled, or no C++ compiler.
+        """
+        need("torch", "compile the step")
+        from scantling.generate.compiled import compiled
+
+        self.compiled = compiled(self, rows)
 
     def embed(
         self,

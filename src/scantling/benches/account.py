@@ -83,7 +83,7 @@ def allocated(model: Transformer, who: Contender, load: Load) -> int | None:
     if who.is_peer or model.decoder is None:
         return None
     positions = load.prompt + load.tokens + 1
-    if who.engine != "torch":
+    if who.engine.startswith("packed"):
         from scantling.native.tiles import ROWS, padded
 
         d_head = next(part.d_head for _, part, _ in model.walk() if isinstance(part, Attention))
@@ -108,4 +108,4 @@ def _width(who: Contender) -> str:
     """Of keys and values: float16 in llama.cpp, and taken for that in openvino; float32 in the compiled pass."""
     if who.engine in LIKE_LLAMA_CPP:
         return "float16"
-    return who.dtype if who.engine in ("torch", "transformers") else "float32"
+    return who.dtype if who.engine in ("torch", "compile", "transformers") else "float32"

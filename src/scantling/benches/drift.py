@@ -120,7 +120,7 @@ def _changed(model: Model, change: Callable[[Any], Any]) -> Callable[[Sequence[i
 
     def run(ids: Sequence[int]) -> Seen:
         if not made:
-            made.append(replace(model, net=change(copy.deepcopy(model.net)), packed=None))
+            made.append(replace(model, net=change(copy.deepcopy(model.net)), packed=None, compiled=None))
         return _whole(made[0], ids)
 
     return run

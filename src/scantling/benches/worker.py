@@ -74,13 +74,15 @@ def opened(asked: dict[str, Any]) -> Runner:
     from scantling.benches.ours import Ours
 
     activations = "int8" if asked["engine"] == "packed-int8" else "exact"
-    if asked["engine"] != "torch" and asked["width"] == "stored" and not asked["initial"]:
+    if asked["engine"].startswith("packed") and asked["width"] == "stored" and not asked["initial"]:
         from scantling.model import load_packed
 
         return Ours(load_packed(asked["model"], activations=activations, revision=asked["revision"]))
     lm = loaded(asked)
     lm.net.requires_grad_(False).eval()
-    if asked["engine"] != "torch":
+    if asked["engine"] == "compile":
+        lm.compile()
+    elif asked["engine"] != "torch":
         lm.pack(asked["width"], activations)
     return Ours(lm)
 

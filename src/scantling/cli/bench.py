@@ -24,8 +24,12 @@ MOST = 2**20
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--engine", "engines", metavar="E,...", help="torch, packed, packed-int8. [default: all that can]")
-@click.option("--dtype", "dtypes", metavar="D,...", help="Of torch's weights. [default: float32,bfloat16]")
+@click.option(
+    "--engine", "engines", metavar="E,...", help="torch, packed, packed-int8, compile. [default: the first 3]"
+)
+@click.option(
+    "--dtype", "dtypes", metavar="D,...", help="Of torch's and compile's weights. [default: float32,bfloat16]"
+)
 @click.option("--width", default="stored", show_default=True, help="Of packed matrices: stored, f32, bf16, q8_0, ...")
 @click.option("--cache", "caches", default="full", metavar="C,...", help="full, ring, int8, paged, ... [default: full]")
 @click.option("--batch", "batches", default="1", metavar="B,...", help="Rows. [default: 1]")
@@ -147,20 +151,24 @@ def contenders(subject: Subject, given: dict[str, Any]) -> tuple[list[Contender]
     Raises:
         ScantlingInputError: no such engine, dtype or peer, or an engine that was asked for and cannot run.
     """
-    from scantling.benches.plan import ENGINES, PEERS, Contender
+    from scantling.benches.plan import ENGINES, PEERS, UNASKED, Contender
     from scantling.native.program import outline
 
     asked = given["engines"]
-    engines = _known(asked, "--engine", ENGINES) if asked else list(ENGINES)
+    engines = _known(asked, "--engine", ENGINES) if asked else list(UNASKED)
     dtypes = [weights_dtype(name) for name in _list(given["dtypes"] or "float32,bfloat16", "--dtype")]
     why, missing = outline(subject.parts), list[str]()
-    if isinstance(why, str) and (packed := [name for name in engines if name != "torch"]):
+    if isinstance(why, str) and (packed := [name for name in engines if name.startswith("packed")]):
         text = f"{' and '.join(packed)}: the compiled pass does not know this model: {why}"
         if asked:
             raise ScantlingInputError(text)
         missing.append(text)
         engines = ["torch"]
-    who = [Contender(name, dtype) for name in engines for dtype in (dtypes if name == "torch" else [subject.width])]
+    who = [
+        Contender(name, dtype)
+        for name in engines
+        for dtype in ([subject.width] if name.startswith("packed") else dtypes)
+    ]
     for peer in _known(given["against"], "--against", PEERS) if given["against"] else []:
         if peer == "transformers":
             who += [Contender(peer, dtype) for dtype in dtypes]

@@ -168,11 +168,12 @@ draft_options = grouped(
 
 engine_option = click.option(
     "--engine",
-    type=click.Choice(["auto", "torch", "packed", "packed-int8"]),
+    type=click.Choice(["auto", "torch", "compile", "packed", "packed-int8"]),
     default="auto",
     show_default=True,
-    help="packed: a compiled pass over weights as they are stored; packed-int8: with activations of 8 bits; "
-    "auto: packed for blocks of 4 and 8 bits where it can be compiled, else torch.",
+    help="compile: a step that PyTorch compiles, a minute the first time; packed: a compiled pass over weights as they "
+    "are stored; packed-int8: with activations of 8 bits; auto: packed for blocks of 4 and 8 bits where it can be "
+    "compiled, else torch.",
 )
 
 
