@@ -173,9 +173,6 @@ EXPRESSED = {
     "phi3": "llama",
     "phi3-longrope-long": "llama",
     "phi3-longrope-short": "llama",
-    # Experts in some layers only, and the first GPT: in our own layout.
-    "qwen3-moe": "scantling",
-    "openai-gpt-postnorm": "scantling",
 }
 """Where the family that a card alone is saved as is not the one that it was loaded from."""
 

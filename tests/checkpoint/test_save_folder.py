@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace as changed
 from safetensors.torch import load_file
 from tests.conftest import DATA, GOLDEN
 
@@ -264,8 +265,6 @@ def test_a_config_without_a_dtype_is_told_only_of_sixteen_bits(dressed: Path, tm
 
 
 def test_a_model_whose_config_is_no_longer_true_gets_another(lm: sc.Model, tmp_path: Path) -> None:
-    from msgspec.structs import replace as changed
-
     card = changed(lm.card, position=sc.card("gpt2").position)
     other = replace(sc.new(card), origin=lm.origin)
     saved = sc.save(other, tmp_path / "out")
@@ -299,8 +298,9 @@ def test_our_own_layout(tmp_path: Path) -> None:
 
 
 def own_model() -> sc.Model:
-    """A model that no family's config expresses."""
-    return replace(sc.load(TINY / "openai-gpt-postnorm"), origin=None, eos_ids=frozenset({7, 3}))
+    """A model that no family's config expresses: gated, with RMSNorm and learned positions."""
+    card = sc.load(TINY / "llama-gqa").card
+    return replace(sc.new(changed(card, position=sc.card("gpt2").position)), eos_ids=frozenset({7, 3}))
 
 
 def test_a_new_model(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
+from scantling.cards.schema import Learned
 from scantling.checkpoint.config_keys import Keys
+from scantling.checkpoint.config_write import gpt_keys
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.names import Row, Split, Transpose
 
@@ -53,8 +55,19 @@ def _rows(card: Card) -> Sequence[Row]:
     )
 
 
+def _config(card: Card) -> dict[str, Any] | None:
+    common = gpt_keys(card)
+    if common is None or not isinstance(card.position, Learned):
+        return None
+    # The width of the MLP follows from n_embd here, and what reads the config back sees whether it is that.
+    act = common.pop("activation_function")
+    del common["n_inner"]
+    return {"architectures": ["OpenAIGPTLMHeadModel"], **common, "afn": "gelu" if act == "gelu_new" else act}
+
+
 FAMILY = Family(
     card=_card,
+    config=_config,
     rows=_rows,
     prefix="transformer.",
     ignored=(r"h\.\d+\.attn\.bias",),
