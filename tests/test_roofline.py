@@ -128,6 +128,10 @@ def test_a_source_is_read_once_and_then_only_seen(capsys: pytest.CaptureFixture[
     assert found["prefill"]["cache_bytes"] == 2 * 2 * layers * d * (1 + 100)
     assert _run(run) == 0
     assert "S 100 of the source" in capsys.readouterr().out
+    # Without a length of its own the source has as many tokens as the target.
+    plain, said = told(capsys, *run[:6]), told(capsys, *run[:6], "--source-tokens", "50")
+    assert plain == said
+    assert plain["prefill"]["cache_bytes"] == 2 * 2 * layers * d * (1 + 50)
 
 
 def test_expanded_latents_are_said(capsys: pytest.CaptureFixture[str]) -> None:

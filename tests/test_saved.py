@@ -192,9 +192,18 @@ class TestPolicies:
                 (out.sum() if loss is None else loss).backward()
             assert counter.get_total_flops() == 3 * flops(model, w).forward + recomputed(model, w), recompute
 
-    @SAMPLED
+    @settings(SAMPLED, max_examples=8)
     @given(sampled_cards(), st.sampled_from(KERNELS), st.sampled_from(POLICIES))
     def test_flops_of_a_step_of_sampled_cards(self, card: Card, kernel: str, recompute: str) -> None:
+        self.check_flops(card, kernel, recompute)
+
+    @pytest.mark.slow
+    @settings(SAMPLED, max_examples=100)
+    @given(sampled_cards(), st.sampled_from(KERNELS), st.sampled_from(POLICIES))
+    def test_flops_of_a_step_of_many_sampled_cards(self, card: Card, kernel: str, recompute: str) -> None:
+        self.check_flops(card, kernel, recompute)
+
+    def check_flops(self, card: Card, kernel: str, recompute: str) -> None:
         model, w = sc.assemble(card), replace(SHORT, kernel=kernel, recompute=recompute)
         net = model.build().train()
         with FlopCounterMode(display=False, custom_mapping=FUSED) as counter:

@@ -142,6 +142,9 @@ def _parts() -> Iterator[Figure]:
     why = "of RMSNorm; the two LayerNorms of a GPT-2 layer have 4 d"
     norms = counted("gpt2").per_layer[0].by_part["norm"]
     yield Figure("norms of a layer of GPT-2 small, 2 d", "1,536", norms, CONDITION, why)
+    router = next(part for _, part, role in parts("mixtral-8x7b-v0.1").walk() if role == "router")
+    per_d = f"{router.params // sc.card('mixtral-8x7b-v0.1').d_model} d"
+    yield Figure("Mixtral 8x7B, a router of E = 8 experts, d E", "8 d", per_d)
 
 
 _ROWS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -104,3 +105,17 @@ def test_experts_count_together() -> None:
     assert codes(sc.card("qwen3-30b-a3b")) == [("tensor_parallel", "attention.n_kv_heads")]
     lone = laid("mixtral-8x7b", mlp={"top_k": 8})
     assert ("expansion", "mlp.expert.d_ff") in codes(lone)
+
+
+def test_layers_and_stacks_that_differ_are_looked_at_too() -> None:
+    """Where each key stands, once: what a layer has in common with the card is said of the card alone."""
+    local = {"attention": {"d_head": 144}, "mlp": {"d_ff": 9000}}
+    card = sc.card("llama-3-8b")
+    data = msgspec.to_builtins(card)
+    patterned = from_dict({**data, "n_layers": 33, "pattern": [{}, local, {"mlp": {"d_ff": 14336}}]}, "patterned")
+    assert codes(patterned) == [("tile", "pattern[1].mlp.d_ff"), ("head_size", "pattern[1].attention.d_head")]
+    data = msgspec.to_builtins(sc.card("t5-base"))
+    sides = {"encoder": {"mlp": {"d_ff": 256}}, "decoder": {"cross": {"d_head": 20}}}
+    found = codes(from_dict({**data, **sides}, "sides"), 4)
+    assert found == [("expansion", "encoder.mlp.d_ff"), ("head_size", "decoder.cross.d_head")]
+    assert codes(sc.card("t5-base"), 4) == []

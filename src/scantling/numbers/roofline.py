@@ -127,7 +127,7 @@ def roofline(model: Transformer, device: Device, w: Workload, formats: Formats =
     passes = {}
     if model.decoder is not None:
         passes["decode"] = bound(decode_step(w), w.batch, step_reads(model, w, formats))
-    first = replace(w, tokens=1) if model.two_stacks else w
+    first = replace(w, tokens=1, source=w.sources) if model.two_stacks else w
     read = w.batch * (w.sources if model.two_stacks else w.tokens)
     once = weights_read(model, formats.weights, read), cache_bytes(model, first, formats.cache, "ring")
     name = "forward" if model.decoder is None else "prefill"

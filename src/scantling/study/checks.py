@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from scantling.cards.rules import table_rows
+from scantling.cards.rules import SIDES, table_rows
 from scantling.cards.schema import Card, Gated, MoE, MultiHead, Plain
 
 TILE = 64
@@ -51,15 +52,28 @@ def checks(card: Card, devices: int = 8) -> list[Remark]:
     ]
 
 
-def _mlps(card: Card) -> list[tuple[str, Plain | Gated]]:
-    if not isinstance(card.mlp, MoE):
-        return [("mlp.d_ff", card.mlp)]
-    shared = [] if card.mlp.shared is None else [("mlp.shared.d_ff", card.mlp.shared)]
-    return [("mlp.expert.d_ff", card.mlp.expert), *shared]
+def _sections(card: Card, name: str) -> dict[str, Any]:
+    """The card's own section of that name by its key, and those of layers and stacks that have another."""
+    own = getattr(card, name)
+    others = {f"pattern[{i}].{name}": getattr(layer, name) for i, layer in enumerate(card.pattern)}
+    sides = {side: getattr(card, side) for side in SIDES if getattr(card, side) is not None}
+    others |= {f"{key}.{name}": getattr(side, name) for key, side in sides.items()}
+    return {name: own} | {key: section for key, section in others.items() if section not in (None, own)}
+
+
+def _mlps(card: Card) -> Iterator[tuple[str, Plain | Gated, int, bool]]:
+    """By the key of its width: an MLP, how many of it a token passes at once, and whether it is part of a mixture."""
+    for key, section in _sections(card, "mlp").items():
+        if not isinstance(section, MoE):
+            yield f"{key}.d_ff", section, 1, False
+            continue
+        yield f"{key}.expert.d_ff", section.expert, section.top_k, True
+        if section.shared is not None:
+            yield f"{key}.shared.d_ff", section.shared, 1, True
 
 
 def _tiles(card: Card) -> Iterator[Remark]:
-    sizes = {"d_model": card.d_model, **{key: mlp.d_ff or 0 for key, mlp in _mlps(card)}}
+    sizes = {"d_model": card.d_model, **{key: mlp.d_ff or 0 for key, mlp, *_ in _mlps(card)}}
     for key, size in sizes.items():
         if size % TILE:
             better = f"{size - size % TILE or TILE} or {size - size % TILE + TILE} would be"
@@ -96,32 +110,27 @@ def _depth(card: Card) -> Iterator[Remark]:
 
 
 def _expansion(card: Card) -> Iterator[Remark]:
-    mlp = card.mlp
-    for key, part in _mlps(card):
-        d_ff = part.d_ff or 0
-        times = mlp.top_k if isinstance(mlp, MoE) and key.startswith("mlp.expert") else 1
-        if isinstance(mlp, MoE) and times == 1:
+    for key, part, times, mixed in _mlps(card):
+        if mixed and times == 1:
             continue
-        kind = "gated" if isinstance(part, Gated) else "plain"
+        d_ff, kind = part.d_ff or 0, "gated" if isinstance(part, Gated) else "plain"
         usual, low, high = EXPANSION[kind]
         ratio = times * d_ff / card.d_model
-        if isinstance(mlp, MoE):
-            low = 0.0
-        if not low <= ratio <= high:
-            wide = f"the {times} experts of a token are together" if times > 1 else f"d_ff {d_ff:,} is"
+        if not (0.0 if mixed else low) <= ratio <= high:
+            wide = f"the {times} experts of a token are together" if times > 1 else f"{key} {d_ff:,} is"
             hint = "; d_ff is the width of one matrix, not of gate and up together" if kind == "gated" else ""
             text = f"{wide} {ratio:.4g} d_model wide; a {kind} MLP usually has {usual:.3g} d_model{hint}"
             yield Remark("expansion", key, text)
 
 
 def _heads(card: Card) -> Iterator[Remark]:
-    if not isinstance(card.attention, MultiHead) or card.attention.d_head is None:
-        return
-    d_head = card.attention.d_head
-    if d_head not in USUAL_HEADS:
+    cross = {} if card.decoder is None else {"decoder.cross": card.decoder.cross}
+    for key, section in (_sections(card, "attention") | cross).items():
+        if not isinstance(section, MultiHead) or section.d_head in (None, *USUAL_HEADS):
+            continue
         usual = ", ".join(map(str, USUAL_HEADS[:-1]))
-        text = f"heads of {d_head} are unusual: {usual} or {USUAL_HEADS[-1]} are what kernels are made for"
-        yield Remark("head_size", "attention.d_head", text, HARDWARE)
+        text = f"{key} has heads of {section.d_head}: {usual} or {USUAL_HEADS[-1]} are what kernels are made for"
+        yield Remark("head_size", f"{key}.d_head", text, HARDWARE)
 
 
 def _tensor_parallel(card: Card, devices: int) -> Iterator[Remark]:
