@@ -113,6 +113,17 @@ def test_without_a_cast_the_measured_rounding_decides() -> None:
     assert [apart(by) for by in (0.0, 1e-6, 1e-3)] == [Verdict.CLEAN, Verdict.ROUNDING, Verdict.DEFECT]
 
 
+@pytest.mark.parametrize(("by", "verdict"), [(1e-6, Verdict.ROUNDING), (1e-3, Verdict.DEFECT)])
+def test_float64_without_a_number_decides_nothing(by: float, verdict: Verdict) -> None:
+    def measure(subject: Subject) -> tuple[Tensor, Tensor]:
+        out = subject.run(draw.feed(subject, draw.ids(subject.facts, 1, 9)))
+        if out.dtype is torch.float64:
+            out = torch.full_like(out, float("nan"))
+        return out, out + by
+
+    assert gap(planted(), measure).verdict is verdict
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_no_number_is_a_defect_unless_both_are(bad: float) -> None:
     a = torch.randn(1, 3, 5)

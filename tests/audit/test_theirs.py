@@ -220,6 +220,30 @@ def test_names_that_transformers_cannot_read(place: str, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_window_of_no_key_crashes_over_a_cache_and_is_none_without(tmp_path: Path) -> None:
+    folder = tmp_path / "mistral"
+    shutil.copytree(GOLDEN / "tiny" / "mistral-swa", folder)
+    config = json.loads((folder / "config.json").read_text()) | {"sliding_window": 0}
+    (folder / "config.json").write_text(json.dumps(config))
+    told = examine(theirs(load_theirs(str(folder)), folder=str(folder)), ["cache", "window"])
+    assert all("it crashes: RuntimeError: " in f.message for f in told.of("cache"))
+    assert {f.verdict for f in told.of("cache")} == {Verdict.DEFECT}
+    wrong = [f for f in told.of("window") if f.where.startswith("layer 0, window 0; query 0 reads key 0")]
+    assert [f.verdict for f in wrong] == [Verdict.DEFECT]
+
+
+def test_a_model_that_cannot_read_a_row_has_defects(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_theirs(str(GOLDEN / "tiny" / "llama-gqa"))
+
+    def failing(*_: object, input_ids: torch.Tensor, **__: object) -> None:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(model, "forward", failing)
+    told = sc.audit(model, probes=["repeat", "future"])
+    assert {f.verdict for f in told.findings} == {Verdict.DEFECT}
+    assert all("it crashes: RuntimeError: shapes do not fit" in f.message for f in told.findings)
+
+
 def test_a_config_without_a_class_is_refused(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "tiny" / "gpt2", tmp_path / "gpt2")
     path = tmp_path / "gpt2" / "config.json"

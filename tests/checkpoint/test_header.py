@@ -382,19 +382,19 @@ def test_the_usual_spelling_is_held_to_the_same(
     assert found == plainly(path, monkeypatch)
 
 
-def test_1500_mutated_files_in_the_usual_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_800_mutated_files_in_the_usual_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One pass and reading key by key give the same header, or the same message."""
     rng = random.Random(7)
     tensors = {"a": entry("BF16", [4, 3], [0, 24]), "b": entry("F32", [0], [24, 24]), "c": entry("I8", [4], [24, 28])}
     raw = json.dumps({"__metadata__": {"format": "pt"}} | tensors, separators=(",", ":"))
     base, path, read = packed(raw, bytes(28)), tmp_path / "model.safetensors", 0
-    for _ in range(1500):
+    for _ in range(800):
         changed = mutated(base, rng)
         path.write_bytes(struct.pack("<Q", max(len(changed) - 36, 0)) + changed[8:])
         found = told(path)
         assert found == plainly(path, monkeypatch)
         read += not isinstance(found, str)
-    assert 40 < read < 1000
+    assert 20 < read < 500
 
 
 def shard(folder: Path, name: str, *tensors: str, metadata: dict[str, str] | None = None) -> None:

@@ -98,7 +98,7 @@ def gap(subject: Subject, measure: Measure, positions: int = 0) -> Gap:
             c, d = precise
             left, _ = _worst(c, d)
             # Where float64 gives no numbers, as a mask that overflows makes it, it decides nothing.
-            if math.isfinite(left):
+            if math.isfinite(left) and bool(c.isfinite().any()):
                 kept = _kept(subject, measure, (a, b), (c, d)) * max(1.0, positions / ANGLES)
                 bound = max(TIMES_NOISE * _noise(wide, measure, c, d), kept)
                 how = f"in float64 {left:.2g} are left, rounding explains {bound:.2g}"

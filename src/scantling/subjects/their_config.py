@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from scantling.audits import Facts
-from scantling.audits.protocol import Position
+from scantling.audits.protocol import Family, Position
+from scantling.subjects.their_runs import arguments
 
 STRETCHED = ("dynamic", "longrope")
 TRIED = 512
@@ -21,6 +22,12 @@ def declared(folder: str, key: str) -> Any:
     """A value of the folder's config.json, as it stands there; None where it does not."""
     path = Path(folder) / "config.json"
     return json.loads(path.read_text(encoding="utf-8")).get(key) if path.exists() else None
+
+
+def unasked(config: Any) -> Facts:
+    """What is known of a model that was never run."""
+    two_stacks: Family = "encoder-decoder" if config.is_encoder_decoder else "decoder"
+    return Facts(vocab_size=config.vocab_size, family=two_stacks)
 
 
 def facts(model: Any, tied: bool | None) -> Facts:
@@ -116,7 +123,9 @@ def limit(model: Any, longest: int | None, position: Position | None) -> int | N
 def run(model: Any, tokens: int) -> Any:
     """A row of that many like tokens."""
     ids = torch.full((1, tokens), 3, dtype=torch.int64, device=model.device)
-    return model(input_ids=ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}))
+    # Without a cache: what only a cache breaks is for the probes to find.
+    more: dict[str, Any] = {"use_cache": False} if "use_cache" in arguments(model) else {}
+    return model(input_ids=ids, **more, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}))
 
 
 def positions(model: Any) -> tuple[Position | None, int | None, int]:

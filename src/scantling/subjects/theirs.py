@@ -18,8 +18,8 @@ from torch import Tensor
 from scantling.audits import Abilities, Facts, Feed, Subject
 from scantling.audits.callables import trained
 from scantling.audits.protocol import Change, Loss
-from scantling.errors import ScantlingInputError, need
-from scantling.subjects.their_config import declared, facts
+from scantling.errors import ScantlingError, ScantlingInputError, need
+from scantling.subjects.their_config import declared, facts, unasked
 from scantling.subjects.their_runs import (
     arguments,
     cache_name,
@@ -73,8 +73,16 @@ def theirs(model: Any, name: str | None = None, sample: Tensor | None = None, fo
         folder: where its config.json lies, if it came from one: what the config says there is what it declares.
     """
     quiet()
+    model.eval()
     with quietly(), torch.no_grad():
-        return _subject(model.eval(), name, facts(model.eval(), _tied(model, folder)), sample)
+        try:
+            said = facts(model, _tied(model, folder))
+        except ScantlingError:
+            raise
+        except Exception:
+            # Not even a plain pass runs: the probes meet the same error and say so.
+            return Subject(name or type(model).__name__, plain(model), unasked(model.config))
+        return _subject(model, name, said, sample)
 
 
 def _subject(model: Any, name: str | None, said: Facts, sample: Tensor | None) -> Subject:
