@@ -67,7 +67,7 @@ def options(about: str | None, rounds: int = 5, tokens: int = 64) -> argparse.Ar
     made = argparse.ArgumentParser(description=about)
     made.add_argument("--rounds", type=int, default=rounds)
     made.add_argument("--tokens", type=int, default=tokens, help="steps after the first new token")
-    made.add_argument("--peers", default="transformers,llama.cpp,openvino")
+    made.add_argument("--peers", default="transformers,llama.cpp,llama-server,openvino")
     made.add_argument("--dtypes", default="bfloat16,float32", help="of torch and of transformers")
     return made
 

@@ -16,7 +16,6 @@ from scantling.errors import ScantlingInputError
 from scantling.numbers import mfu
 from scantling.numbers.cost import run, work
 from scantling.numbers.hardware import ARITHMETIC, arithmetic, device, devices, read_devices
-from scantling.numbers.roofline import roofline
 from scantling.units import parse_count
 
 H100 = 989.4e12
@@ -254,8 +253,8 @@ BASE = ["cost", "--params", "7B", "--train-tokens", "2T"]
         (["roofline", "gpt2", "--device", "h100", "--batch", "0"], "--batch"),
         (["roofline", "gpt2", "--device", "h100", "--context", "1025"], "1024 learned positions"),
         (["roofline", "gpt2", "--device", "tpu-v7x"], "has no memory_gb_per_s"),
-        (["roofline", "bert-base-uncased", "--device", "h100"], "that of a decoder"),
-        (["roofline", "t5-small", "--device", "h100"], "that of a decoder"),
+        (["roofline", "gpt2", "--device", "h100", "--source-tokens", "8"], "reads no source"),
+        (["roofline", "gpt2", "--device", "h100", "--dtype", "q4_9"], "unknown dtype 'q4_9'"),
     ],
 )
 def test_wrong_usage_is_one_sentence(capsys: pytest.CaptureFixture[str], args: list[str], message: str) -> None:
@@ -282,46 +281,6 @@ def test_counts_as_people_write_them(text: str, value: int) -> None:
 @pytest.mark.parametrize(("name", "plain"), [("bfloat16", "bf16"), ("float8_e4m3fn", "fp8"), ("torch.float32", "fp32")])
 def test_names_of_arithmetic(name: str, plain: str) -> None:
     assert arithmetic(name) == plain
-
-
-def test_decode_of_llama_3_8b_is_bound_by_its_bytes() -> None:
-    """Weights but the input table once, plus 131,072 bytes a position and row; 3.35 TB/s; 2 FLOPs a weight."""
-    row, t, b = device("h100"), 8192, 4
-    products = 32 * (4096 * (4096 + 1024 + 1024 + 4096) + 3 * 4096 * 14336) + 128256 * 4096
-    norms, one_row = 65 * 4096, 4096
-    found = roofline(sc.assemble(sc.card("llama-3-8b")), row, b, t, "bfloat16", "bfloat16")
-    decode, prefill = found.decode, found.prefill
-    assert decode.weight_bytes == 2 * (products + norms + one_row)
-    assert decode.cache_bytes == b * t * 131072
-    assert decode.flops == b * (2 * products + 4 * 32 * t * 4096)
-    assert decode.binds == "memory"
-    assert decode.tokens_per_second == pytest.approx(b * 3.35e12 / (decode.weight_bytes + decode.cache_bytes))
-    assert found.ridge == pytest.approx(989.4e12 / 3.35e12)
-    # The head reads the last position of each row only.
-    blocks = products - 128256 * 4096
-    pairs = t * (t + 1) // 2
-    assert prefill.flops == b * (2 * t * blocks + 4 * 32 * pairs * 4096 + 2 * 128256 * 4096)
-    assert prefill.binds == "compute"
-    assert prefill.tokens_per_second == pytest.approx(b * t * 989.4e12 / prefill.flops)
-    assert found.resident_bytes == 2 * 8030261248 + b * t * 131072
-    assert found.fits
-
-
-def test_a_large_batch_of_short_rows_is_bound_by_arithmetic() -> None:
-    model, row = sc.assemble(sc.card("llama-3-8b")), device("h100")
-    assert roofline(model, row, 256, 1, "bfloat16", "bfloat16").decode.binds == "memory"
-    assert roofline(model, row, 512, 1, "bfloat16", "bfloat16").decode.binds == "compute"
-    assert not roofline(model, device("l4"), 64, 8192, "bfloat16", "bfloat16").fits
-
-
-def test_a_mixture_reads_more_experts_with_more_rows() -> None:
-    """Mixtral, 2 of 8: one row enters 2 experts a layer, two rows 8 (1 - 0.75^2) = 3.5 on average, many all 8."""
-    model, row = sc.assemble(sc.card("mixtral-8x7b")), device("h100")
-    one, two, many = (roofline(model, row, b, 1, "bfloat16", "bfloat16").decode.weight_bytes for b in (1, 2, 4096))
-    expert = 32 * 3 * 4096 * 14336 * 2
-    assert two - one == round(1.5 * expert)
-    assert many - one == 6 * expert
-    assert many == 2 * (46702792704 - 32000 * 4096 + 4096)
 
 
 def test_the_commands_print_tables(capsys: pytest.CaptureFixture[str]) -> None:

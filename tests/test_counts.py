@@ -169,6 +169,26 @@ def test_flops_equal_the_counter(key: str) -> None:
     assert f.forward_visible < f.forward if model.decoder else f.forward_visible == f.forward
 
 
+TINY = golden_json("flops_tiny.json")
+OTHER_HEADS = {"gpt-oss": 10, "llama-rope-yarn-mscale": 10}
+"""Counted when their heads had another width than in the recorded folder."""
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_flops_of_small_models_equal_the_counter(name: str) -> None:
+    """Of every architecture: forward, its kinds of products, and forward with backward."""
+    wanted = TINY[name]
+    config = golden_json(f"tiny/{name}/config.json")
+    if name in OTHER_HEADS:
+        config["head_dim"] = OTHER_HEADS[name]
+    card = card_of_config(config, name, name)
+    lengths = {"tokens": wanted["S"], "source": wanted["T"]} if "S" in wanted else {"tokens": wanted["T"]}
+    f = flops(sc.assemble(card), sc.Workload(batch=wanted["B"], **lengths))
+    assert (f.forward, f.training) == (wanted["total"], wanted["forward_backward"])
+    assert f.by_part.get("scores and mix", 0) == wanted["attention_scores_and_values"]
+    assert f.by_part.get("experts", 0) == wanted["experts"]
+
+
 def test_known_figures() -> None:
     gpt2, llama, mixtral = parts("gpt2-small"), parts("llama-3-8b"), parts("mixtral-8x7b")
     assert (gpt2.params, parts("gpt2-xl").params, parts("gpt3").params) == (124439808, 1557611200, 174604259328)

@@ -572,7 +572,7 @@ def test_an_encoder_has_no_cache() -> None:
         list(model.steps(Workload(past=3)))
 
 
-SAMPLED = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+SAMPLED = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 CUTS = st.lists(st.integers(1, 11), max_size=4, unique=True).map(sorted)
 
 

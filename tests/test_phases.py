@@ -96,6 +96,20 @@ def test_half_of_the_textbook_block() -> None:
     assert half_at(textbook(attention=heads)) == {"full": 6 * D, "causal": 12 * D - 1, "visible": None}
 
 
+@pytest.mark.parametrize("source", [1, 100, 512, 7000])
+def test_half_beside_a_source_of_its_own_length(source: int) -> None:
+    """From there on, and not just before; a long source alone is no reason to say that every target does."""
+    model = sc.assemble(sc.card("t5-base"))
+
+    def share(tokens: int, convention: str) -> float:
+        return flops(model, Workload(tokens=tokens, source=source)).share(convention)
+
+    for convention, length in half_at(model, source).items():
+        assert length is not None
+        assert all(share(length + more, convention) >= 0.5 for more in (0, 1, 2, length, 100 * length))
+        assert length == 1 or share(length - 1, convention) < 0.5
+
+
 @pytest.mark.parametrize("name", presets())
 def test_half_is_reached_there_and_not_before(name: str) -> None:
     model = sc.assemble(sc.card(name))

@@ -192,6 +192,16 @@ class TestPolicies:
                 (out.sum() if loss is None else loss).backward()
             assert counter.get_total_flops() == 3 * flops(model, w).forward + recomputed(model, w), recompute
 
+    @SAMPLED
+    @given(sampled_cards(), st.sampled_from(KERNELS), st.sampled_from(POLICIES))
+    def test_flops_of_a_step_of_sampled_cards(self, card: Card, kernel: str, recompute: str) -> None:
+        model, w = sc.assemble(card), replace(SHORT, kernel=kernel, recompute=recompute)
+        net = model.build().train()
+        with FlopCounterMode(display=False, custom_mapping=FUSED) as counter:
+            loss, out = forward(net, w)
+            (out.sum() if loss is None else loss).backward()
+        assert counter.get_total_flops() == 3 * flops(model, w).forward + recomputed(model, w)
+
     def test_the_last_product_of_a_block_is_not_repeated(self) -> None:
         """Of a block of 12 d^2 the down-projection, 4 d^2, has a result that no gradient needs."""
         model = sc.assemble(CARDS["gpt2"])

@@ -21,8 +21,9 @@ import scantling as sc
 from scantling.cards.read import from_dict
 from scantling.cli.main import _run
 from scantling.errors import ScantlingInputError
+from scantling.numbers.cache import cache_bytes
 from scantling.numbers.fit import largest
-from scantling.numbers.memory import cache_bytes, held, memory, weight_bytes
+from scantling.numbers.memory import held, memory, weight_bytes
 from scantling.numbers.optimizers import states, trained
 from scantling.numbers.peak import training_peak
 from scantling.numbers.training import PRECISIONS, Recipe, asked, state_lines, training_memory
@@ -87,26 +88,42 @@ def test_a_real_step_holds_the_lines(name: str, precision: str, kind: str) -> No
     assert said.activations == kept.nbytes
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16"])
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma", "mixtral", "latent", "narrow table", "bert", "t5"])
-def test_the_trainer_keeps_what_a_chunked_loss_leaves(name: str, packed: bool, precision: str) -> None:
-    """The forward of `scantling train`, whose loss goes in pieces: what autograd keeps, and what the loss has made."""
-    model, recipe = sc.assemble(CARDS[name]), Recipe(precision, loss="chunked")
-    w = asked(replace(W, packed=packed and not model.two_stacks), recipe)
+def scored(name: str, recipe: Recipe, w: Workload) -> int:
+    """Bytes that autograd keeps when `scantling train` does the forward, whose loss goes in pieces."""
+    model = sc.assemble(CARDS[name])
     said = training_memory(model, w, recipe)
     net = model.build(dtype=w.dtype).train()
     ids = torch.randint(0, 31, (w.batch, w.tokens), generator=torch.Generator().manual_seed(0))
     documents = (torch.arange(w.tokens) // 3).expand(w.batch, -1) if w.packed else None
     source = ids[:, :1].repeat(1, w.sources) if model.two_stacks else None
     batch = Inputs(ids, ids.clone(), ids.numel(), documents=documents, source=source)
-    how = How(autocast=torch.bfloat16 if w.autocast else None)
+    how = How(recompute=w.recompute, autocast=torch.bfloat16 if w.autocast else None)
     with Kept(net.parameters()) as kept:
         result = trained_forward(net, model, batch, float(ids.numel()), how)
-    assert said.activations == kept.nbytes
     result.objective.backward()
-    size = 4 if precision == "fp32" else 2
+    size = 4 if recipe.precision == "fp32" else 2
     assert said.loss_gradients == size * model.head.width * (ids.numel() + model.head.rows)
+    return kept.nbytes
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16"])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma", "mixtral", "latent", "narrow table", "bert", "t5"])
+def test_the_trainer_keeps_what_a_chunked_loss_leaves(name: str, packed: bool, precision: str) -> None:
+    """What autograd keeps, and what the loss has made."""
+    model, recipe = sc.assemble(CARDS[name]), Recipe(precision, loss="chunked")
+    w = asked(replace(W, packed=packed and not model.two_stacks), recipe)
+    assert training_memory(model, w, recipe).activations == scored(name, recipe, w)
+
+
+@pytest.mark.parametrize("name", [name for name, card in CARDS.items() if card.head.kind == "lm"])
+def test_a_chunked_loss_beside_every_policy(name: str) -> None:
+    model = sc.assemble(CARDS[name])
+    for recompute in POLICIES:
+        for precision in ("fp32", "bf16-mixed"):
+            recipe = Recipe(precision, loss="chunked")
+            w = asked(replace(W, recompute=recompute), recipe)
+            assert training_memory(model, w, recipe).activations == scored(name, recipe, w), (recompute, precision)
 
 
 def test_eight_bit_moments_as_bitsandbytes_lays_them_out() -> None:

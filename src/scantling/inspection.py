@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scantling.assembly import assemble
 from scantling.cards import Card, is_preset
 from scantling.cards.schema import Learned, MoE, MultiHead, Relative, RoPE
-from scantling.checkpoint.files import is_address, open_regular
+from scantling.checkpoint.files import is_address
 from scantling.checkpoint.header import HEADER_LIMIT
 from scantling.checkpoint.inspect.checks import checks, qk_layout
 from scantling.checkpoint.inspect.codes import SEVERITIES, Finding
@@ -23,14 +21,15 @@ from scantling.checkpoint.inspect.compare import Comparison, compare
 from scantling.checkpoint.inspect.declared import Declared, declared
 from scantling.checkpoint.inspect.facts import Value
 from scantling.checkpoint.inspect.gather import Gathered, gather
+from scantling.checkpoint.inspect.kinds import Kind, kinds
 from scantling.checkpoint.inspect.reproduce import card_text, order, partial, quantised, reproduction
-from scantling.checkpoint.inspect.summary import Kind, Line, by_part, kinds, lines
+from scantling.checkpoint.inspect.summary import Line, by_part, lines
 from scantling.errors import ScantlingInputError
 from scantling.study.facts import reach
 
-Progress = Callable[[str, int, int], None]
-"""Called with a file's name, the bytes read of all files, and how many there are."""
-_CHUNK = 4 * 2**20
+if TYPE_CHECKING:
+    from scantling.checkpoint.inspect.checksums import Progress
+
 _SUFFIXES = (".safetensors", ".gguf", ".json", ".bin", ".pt", ".pth", ".pkl", ".ckpt", ".yaml", ".yml")
 
 
@@ -74,8 +73,7 @@ class Inspection:
     @property
     def quantisation(self) -> str:
         """Kinds of blocks, the method of the config, none, or unknown."""
-        weights = [self.gathered.tensors[name] for name in self.comparison.weights]
-        return quantised(self.gathered, self.declared, weights)
+        return quantised(self.gathered, self.declared, self.kinds)
 
     def card_yaml(self) -> str:
         """The reproduction card.
@@ -129,7 +127,11 @@ def inspect(
         raise ScantlingInputError(f"--revision goes with a hub id, and {name!r} is none")
     with _uncollected():
         gathered = _gathered(name, header_limit)
-        return _inspected(gathered, _checksums(gathered, progress) if hashes else {})
+        if not hashes:
+            return _inspected(gathered, {})
+        from scantling.checkpoint.inspect.checksums import checksums
+
+        return _inspected(gathered, checksums(gathered, progress))
 
 
 @contextmanager
@@ -150,6 +152,8 @@ def _is_hub_id(name: str) -> bool:
 
 
 def _elsewhere(name: str, revision: str | None, limit: int) -> Inspection:
+    from tempfile import TemporaryDirectory
+
     from scantling.checkpoint.inspect.elsewhere import as_folder, gather_address, hub_address, name_of
     from scantling.checkpoint.remote import Address
 
@@ -171,18 +175,19 @@ def _elsewhere(name: str, revision: str | None, limit: int) -> Inspection:
 def _inspected(gathered: Gathered, checksums: Mapping[str, str]) -> Inspection:
     said, findings = declared(gathered, lambda card: assemble(card).named_stored)
     found = compare(gathered, said)
+    stored = kinds(gathered.tensors, found.weights)
     layout, more = (None, []) if said is None else qk_layout(gathered, said, found)
-    every = [*gathered.findings, *findings, *found.findings, *checks(gathered, said, found), *more]
+    every = [*gathered.findings, *findings, *found.findings, *checks(gathered, said, found, stored), *more]
     every.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Inspection(
         gathered,
         said,
-        reproduction(gathered, said, found),
+        reproduction(gathered, said, found, stored),
         found.changed,
         found,
         tuple(lines(found, said)),
         by_part(gathered, found),
-        kinds(gathered, found),
+        stored,
         found.named.families,
         layout,
         tuple(every),
@@ -201,21 +206,6 @@ def _gathered(name: str, limit: int) -> Gathered:
     if path.suffix in (".yaml", ".yml"):
         raise ScantlingInputError(f"{name}: a card has no tensors; a folder, a .safetensors or a .gguf file is needed")
     return gather(path, limit=limit)
-
-
-def _checksums(gathered: Gathered, progress: Progress | None) -> dict[str, str]:
-    total, done, out = sum(file.nbytes for file in gathered.files), 0, {}
-    for file in gathered.files:
-        digest = hashlib.sha256()
-        stream, _ = open_regular(file.path)
-        with stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
-                done += len(chunk)
-                if progress is not None:
-                    progress(file.path.name, done, total)
-        out[file.path.name] = digest.hexdigest()
-    return out
 
 
 def checklist(found: Inspection) -> dict[str, Value | float]:

@@ -59,7 +59,7 @@ def save(
         tokens={
             "bos_token_id": None if tokenizer is None else tokenizer.bos_id,
             "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
-            **({"decoder_start_token_id": lm.start_id} if parts.two_stacks else {}),
+            **({} if lm.start_id is None or not parts.two_stacks else {"decoder_start_token_id": lm.start_id}),
             **_labels(lm.labels),
         },
         text_rules=lm.text_rules,

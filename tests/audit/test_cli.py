@@ -127,6 +127,26 @@ def test_certify_ends_with_status_1_where_a_fault_is_missed(
     assert "0 of 4 faults caught, 2 of 3 near-faults let pass" in out
 
 
+@pytest.mark.parametrize("library", ["scantling", "transformers"])
+def test_a_hub_id_is_fetched_at_its_revision(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    import huggingface_hub
+
+    asked = []
+
+    def fetched(repo: str, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((repo, revision, "*.safetensors" in allow_patterns))
+        return LLAMA
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
+    words = ("someone/a-model", "--revision", "v2", "--library", library, "--probe", "future")
+    status, out, _ = call(capsys, *words)
+    assert status == 0
+    assert "no logit depends on a later token" in out
+    assert set(asked) == {("someone/a-model", "v2", True)}
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -32,8 +32,8 @@ MEAN_OF_BATCHES = ("bert", "distilbert", "electra-generator", "roberta")
 """Of the encoders, those whose loss takes the count of a step's tokens and does not heed it."""
 BESIDES = {
     "falcon-alibi-sequential": {"kernels"},
-    "falcon-gqa-newarch": {"future"},
-    "falcon-mqa-parallel": {"future"},
+    "falcon-gqa-newarch": {"future", "maps"},
+    "falcon-mqa-parallel": {"future", "maps"},
     "llama-rope-dynamic": {"repeat"},
     "t5": {"cache"},
     "t5-v1_1": {"tied"},
@@ -97,6 +97,24 @@ def test_asking_falcon_for_its_attention_maps_opens_the_future() -> None:
         assert not torch.equal(a, b)
         a, b = (model(x, use_cache=False).logits[:, at] for x in (ids, other))
         assert torch.equal(a, b)
+
+
+def test_the_fused_kernel_gives_no_maps_and_the_plain_one_those_of_the_pass() -> None:
+    """An empty list, although it was asked for them."""
+    by_kernel = {f.where: f for f in report("llama-gqa").of("maps")}
+    assert by_kernel["sdpa"].verdict is Verdict.COULD_NOT_RUN
+    assert by_kernel["sdpa"].message == "asked for maps it gives none, and no error"
+    assert by_kernel["eager"].verdict is Verdict.CLEAN
+
+
+def test_maps_of_falcon_show_the_future_that_they_open() -> None:
+    found = defect("falcon-gqa-newarch", "maps", "sdpa")
+    assert "tokens read what is hidden from them" in found.message
+    assert [len(row) for row in found.smallest["ids"]] == [2, 2]  # type: ignore[index]
+    model = load_theirs(str(GOLDEN / "tiny" / "falcon-gqa-newarch"))
+    with torch.no_grad():
+        maps = model(torch.tensor([[5, 17, 9, 40]]), output_attentions=True, use_cache=False).attentions
+    assert float(maps[0].triu(1).amax()) > 0.1
 
 
 def test_t5_with_a_deeper_decoder_crashes_in_generate() -> None:

@@ -97,10 +97,24 @@ def test_a_cache_has_as_many_bytes_as_predicted(capsys: pytest.CaptureFixture[st
     for row in found["rows"]:
         assert row["cache_bytes"] == row["cache_bytes_predicted"] > 0
         assert row["decode_tokens_per_second"]["median"] == pytest.approx(1 / row["seconds_per_token"]["median"])
+        assert row["seconds_per_step"]["median"] == pytest.approx(row["batch"] * row["seconds_per_token"]["median"])
         assert row["resident_bytes"] > row["cache_bytes"]
         assert row["decode_roofline_share"] > 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "round 1 of 1, torch float32" in err
+
+
+def test_batches_of_the_compiled_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    """Heads of 12 channels, which it keeps in 16."""
+    from scantling.native.library import missing
+
+    if missing() is not None:
+        pytest.skip(str(missing()))
+    found, _ = bench(capsys, str(TINY / "phi-qknorm"), "--engine", "packed", "--batch", "1,3")
+    one, three = found["rows"]
+    assert 3 * one["cache_bytes"] == three["cache_bytes"] == three["cache_bytes_predicted"] > 0
+    assert 3 * one["decode_flops_per_step"] == three["decode_flops_per_step"]
+    assert three["bytes_read_per_token"] < one["bytes_read_per_token"]
 
 
 @pytest.mark.parametrize("name", ["t5-v1_1", "bert", "gpt2"])

@@ -12,7 +12,7 @@ from tests.conftest import GOLDEN
 from tests.test_cli import call
 
 import scantling as sc
-from scantling.benches.drift import Drift, drifts, sample_ids
+from scantling.benches.drift import Drift, drifts, places, sample_ids
 from scantling.cards.read import read_text
 from scantling.native.library import missing
 
@@ -53,6 +53,25 @@ def test_the_drift_of_a_dtype_is_that_of_two_loaded_models(name: str) -> None:
     assert row.agree == float((a.argmax(-1) == b.argmax(-1)).double().mean())
     assert {row.tokens for row in found} == {8, 24}
     assert [line for line in absent if line.startswith("weights q8_0")]
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "marian"])
+def test_both_stacks_of_an_encoder_decoder_drift(name: str) -> None:
+    wide, narrow = sc.load(TINY / name, dtype="float32"), sc.load(TINY / name, dtype="bfloat16")
+    ids = sample_ids(wide, 20, None)
+    rows, absent = drifts(wide, ids, [6, 20], lambda _: None)
+    found = by_way(rows)
+    for own in (None, [ids]):
+        pairs = list(zip(wide.hidden([ids], decoder_ids=own), narrow.hidden([ids], decoder_ids=own), strict=True))
+        named = [i for i, place in enumerate(places(wide)) if place.startswith("encoder" if own is None else "decoder")]
+        assert len(named) == len(pairs) >= 3
+        layers = found["bfloat16", 20].layers
+        assert layers is not None
+        assert [layers[i] for i in named] == pytest.approx([rms(b.float() - a) / rms(a) for a, b in pairs], rel=1e-6)
+    exact = [found[way, 20].logits for way in ("reference", "full", "ring")]
+    assert max(exact) < 5e-6 < found["full, int8", 20].logits < 0.2
+    assert not [row for row in rows if row.kind == "engine"]
+    assert [line for line in absent if "packed, exact does not run: the compiled pass does not know" in line]
 
 
 def test_each_way_costs_what_its_numbers_allow() -> None:
@@ -98,9 +117,11 @@ def test_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["llama-gqa", "--drift", "--against", "llama.cpp"], "--drift measures no times"),
         (["llama-gqa", "--text", "x.txt"], "--text is for --drift"),
-        (["llama-gqa", "--drift", "--prompt", "100"], "100 tokens are asked for and the context is 64"),
+        (["llama-gqa", "--drift", "--prompt", "100"], "100 tokens are asked for and llama-gqa has a context of 64"),
+        (["bart", "--drift", "--prompt", "100"], "100 tokens are asked for and bart has 64 learned positions"),
+        (["llama-gqa", "--drift", "--batch", "8"], "--drift measures no times: leave --batch out"),
+        (["llama-gqa", "--drift", "--cache", "ring"], "--drift measures no times: leave --cache out"),
         (["llama-gqa", "--drift", "--prompt", "8", "--text", "missing.txt"], "missing.txt: cannot be read"),
-        (["t5", "--drift", "--prompt", "8"], "this is an encoder-decoder"),
     ],
 )
 def test_what_has_no_drift_is_refused(capsys: pytest.CaptureFixture[str], given: list[str], message: str) -> None:

@@ -70,7 +70,7 @@ def mutated(*changes: tuple[str, str | None]) -> str:
 TEXT = mutated()
 
 
-def refused(text: str, *words: str) -> str:
+def assert_refused(text: str, *words: str) -> str:
     began = time.process_time()
     with pytest.raises(ScantlingInputError) as caught:
         read_text(text, "bad.yaml")
@@ -353,7 +353,7 @@ VALUES: list[tuple[str, str | None, *tuple[str, ...]]] = [
 
 @pytest.mark.parametrize(("path", "text", "words"), [(p, t, w) for p, t, *w in VALUES])
 def test_value(path: str, text: str | None, words: list[str]) -> None:
-    message = refused(mutated((path, text)), *words)
+    message = assert_refused(mutated((path, text)), *words)
     assert message.startswith(("bad.yaml: ", "card 'good': "))
     assert path in message
 
@@ -454,7 +454,7 @@ TEXTS: dict[str, tuple[str, *tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_text(text: str) -> None:
-    refused(*TEXTS[text])
+    assert_refused(*TEXTS[text])
 
 
 def test_refusing_builds_nothing_large() -> None:
@@ -520,7 +520,7 @@ def test_exactly_as_long_as_allowed(tmp_path: Path) -> None:
 
 def test_as_deep_as_allowed() -> None:
     # The card itself is one level; name then has the wrong type, which only a parsed card can have.
-    refused(mutated(("name", "[" * 31 + "]" * 31)), "name is [[[", "expected str")
+    assert_refused(mutated(("name", "[" * 31 + "]" * 31)), "name is [[[", "expected str")
 
 
 @pytest.mark.parametrize(

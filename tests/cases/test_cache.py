@@ -10,7 +10,7 @@ from tests.cases.small import CLOSE, LLAMA, built, card, tokens
 import scantling as sc
 from scantling.cards import presets
 from scantling.generate.keeping import Keeping
-from scantling.generate.session import Session
+from scantling.generate.session import Session, Source
 from scantling.parts.rope import Dynamic, RoPE
 
 
@@ -45,6 +45,25 @@ def test_a_prefill_of_10_and_20_steps_equal_one_pass(name: str) -> None:
     padded = stepped(lm, rows, 14, mask)[:1]
     assert far(padded, whole) < 1e-4
     assert torch.equal(padded.argmax(-1), whole.argmax(-1))
+
+
+@pytest.mark.parametrize("name", [name for name in presets() if sc.card(name).family == "encoder-decoder"])
+def test_a_target_of_10_and_20_steps_equals_one_pass(name: str) -> None:
+    """CACHE-01: every preset of two stacks, made small; its source alone, and padded beside a longer one."""
+    lm = built(shrunk(sc.card(name)))
+    source, target = tokens(9, seed=4, vocab=61), tokens(30, vocab=61)
+    whole = lm.logits(source, decoder_ids=target)[:, 9:]
+    rows = torch.cat((torch.cat((source, torch.zeros(1, 5, dtype=torch.int64)), 1), tokens(14, seed=2, vocab=61)))
+    real = torch.ones(2, 14, dtype=torch.bool)
+    real[0, 9:] = False
+    for given in (Source(source), Source(rows, real)):
+        ids = target.expand(len(given.ids), -1)
+        session = Session(lm, len(ids), 30, source=given)
+        with torch.inference_mode():
+            found = [session.prefill(ids[:, :10]), *(session.step(ids[:, t]) for t in range(10, 30))]
+        first = torch.stack(found, 1)[:1]
+        assert far(first, whole) < 1e-4
+        assert torch.equal(first.argmax(-1), whole.argmax(-1))
 
 
 @pytest.mark.parametrize("kernel", ["fused", "reference"])

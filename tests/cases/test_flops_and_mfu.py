@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -153,3 +156,26 @@ def test_the_same_count_three_times() -> None:
     assert found[0]
     assert found[0] == found[1] == found[2]
     assert all(predicted == counted for predicted, counted in found[0])
+
+
+FIRST = """
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+import scantling as sc
+from scantling.cards.read import from_dict
+net = sc.assemble(from_dict({card!r}, "case")).build()
+with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+    net(torch.zeros(1, 8, dtype=torch.int64))
+print(counter.get_total_flops())
+"""
+
+
+def test_the_first_pass_of_a_mixture_is_counted_whole() -> None:
+    """FLP-07: in a new process, on the CPU, a counter that is made before anything ran sees the experts too."""
+    expert = {"kind": "gated", "act": "silu", "d_ff": 12}
+    card = {**LLAMA, "mlp": {"kind": "moe", "n_experts": 4, "top_k": 2, "expert": expert}}
+    run = subprocess.run(
+        [sys.executable, "-c", FIRST.format(card=card)], capture_output=True, text=True, check=True, env=os.environ
+    )
+    assert int(run.stdout) == flops(sc.assemble(from_dict(card, "case")), Workload(tokens=8)).forward

@@ -11,7 +11,7 @@ import torch
 import scantling as sc
 from scantling.cards.read import from_dict, to_yaml
 from scantling.cli.main import _run
-from scantling.numbers.memory import read_per_token
+from scantling.numbers.reading import read_per_token
 from scantling.parts.part import Workload, total
 from scantling.tensor.cache import Cache
 from scantling.tensor.context import Context

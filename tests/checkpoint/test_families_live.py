@@ -71,8 +71,7 @@ def test_a_card_alone_finds_the_family(name: str, tmp_path: Path) -> None:
     card = card_of_config(json.loads(config.to_json_string()), name, "config.json")
     sc.save(sc.new(card), tmp_path / "born")
     written = json.loads((tmp_path / "born" / "config.json").read_text())
-    every_layer_alike = not card.pattern
-    assert written["model_type"] == config.model_type or not every_layer_alike
+    assert written["model_type"] == config.model_type
     assert sc.assemble(sc.load(tmp_path / "born").card) == sc.assemble(card)
 
 

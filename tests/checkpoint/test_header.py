@@ -325,6 +325,78 @@ def test_5000_mutated_files_parse_or_raise_the_one_error(tmp_path: Path) -> None
     assert all(message.startswith(f"{path}: ") for message in messages)
 
 
+def plainly(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The header, or the message, without the one pass that reads the library's own spelling."""
+    with monkeypatch.context() as patch:
+        patch.setattr("scantling.checkpoint.header._usual", lambda *_: (None, {}))
+        return told(path)
+
+
+def told(path: Path) -> Any:
+    try:
+        return read_safetensors(path)
+    except ScantlingInputError as error:
+        return str(error)
+
+
+EMPTY = '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+HALF = '{"dtype":"F32","shape":[2],"data_offsets":[%d,%d]}'
+USUAL: dict[str, tuple[bytes, str]] = {
+    "good": (packed(f'{{"a":{HALF % (0, 8)},"b":{HALF % (8, 16)}}}  ', bytes(16)), ""),
+    "metadata first": (packed(f'{{"__metadata__":{{"format":"pt"}},"a":{HALF % (0, 8)}}}', bytes(8)), ""),
+    "metadata last": (packed(f'{{"a":{HALF % (0, 8)},"__metadata__":{{"format":"pt"}}}}', bytes(8)), ""),
+    "the later one first": (packed(f'{{"b":{HALF % (8, 16)},"a":{HALF % (0, 8)}}}', bytes(16)), ""),
+    "escapes": (packed(f'{{"\\u0061":{HALF % (0, 8)}}}', bytes(8)), ""),
+    "no tensor": (packed('{"__metadata__":{"format":"pt"}}'), ""),
+    "the same empty tensor twice": (packed(f'{{"a":{EMPTY},"a":{EMPTY}}}'), "duplicate tensor name 'a'"),
+    "the same one, escaped": (packed(f'{{"a":{EMPTY},"\\u0061":{EMPTY}}}'), "duplicate tensor name 'a'"),
+    "two metadata": (packed(f'{{"__metadata__":{{}},"__metadata__":{EMPTY}}}'), "duplicate tensor name '__metadata"),
+    "a tensor as metadata": (packed(f'{{"a":{EMPTY},"__metadata__":{EMPTY}}}'), "string in double quotes"),
+    "overlap": (packed(f'{{"a":{HALF % (0, 8)},"b":{HALF % (4, 12)}}}', bytes(12)), "overlaps tensor 'a'"),
+    "gap": (packed(f'{{"a":{HALF % (0, 8)},"b":{HALF % (12, 20)}}}', bytes(20)), "leaves a gap after tensor 'a'"),
+    "more data": (packed(f'{{"a":{HALF % (0, 8)}}}', bytes(9)), "1 bytes follow"),
+    "less data": (packed(f'{{"a":{HALF % (0, 8)}}}', bytes(7)), "1 bytes are missing"),
+    "a range of another size": (packed(f'{{"a":{HALF % (0, 4)}}}', bytes(4)), "needs 8"),
+    "an unknown dtype": (packed('{"a":{"dtype":"F33","shape":[],"data_offsets":[0,0]}}'), "did you mean 'F32'"),
+    "a leading zero": (packed('{"a":{"dtype":"F32","shape":[02],"data_offsets":[0,8]}}', bytes(8)), "not valid JSON"),
+    "2^63 nothings": (packed(f'{{"a":{EMPTY.replace("[0]", "[0,9223372036854775808]")}}}'), "from 0 to 2^63-1"),
+    "65 dimensions": (packed(f'{{"a":{EMPTY.replace("[0]", str([0] * 65).replace(" ", ""))}}}'), "at most 64"),
+    "a comma at the end": (packed(f'{{"a":{EMPTY},}}'), "string in double quotes"),
+    "text after the end": (packed(f'{{"a":{EMPTY}}}x'), "after the end"),
+    "two ends": (packed(f'{{"a":{EMPTY}}}}}'), "after the end"),
+    "no end": (packed(f'{{"a":{EMPTY}'), "needs ',' or '}'"),
+    "a control character": (packed(f'{{"a\x01":{EMPTY}}}'), "not a JSON string"),
+}
+"""Headers in the library's own spelling, without blanks."""
+
+
+@pytest.mark.parametrize(("raw", "word"), USUAL.values(), ids=USUAL.keys())
+def test_the_usual_spelling_is_held_to_the_same(
+    tmp_path: Path, raw: bytes, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(raw)
+    found = told(path)
+    assert isinstance(found, str) == bool(word)
+    assert word in str(found)
+    assert found == plainly(path, monkeypatch)
+
+
+def test_1500_mutated_files_in_the_usual_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pass and reading key by key give the same header, or the same message."""
+    rng = random.Random(7)
+    tensors = {"a": entry("BF16", [4, 3], [0, 24]), "b": entry("F32", [0], [24, 24]), "c": entry("I8", [4], [24, 28])}
+    raw = json.dumps({"__metadata__": {"format": "pt"}} | tensors, separators=(",", ":"))
+    base, path, read = packed(raw, bytes(28)), tmp_path / "model.safetensors", 0
+    for _ in range(1500):
+        changed = mutated(base, rng)
+        path.write_bytes(struct.pack("<Q", max(len(changed) - 36, 0)) + changed[8:])
+        found = told(path)
+        assert found == plainly(path, monkeypatch)
+        read += not isinstance(found, str)
+    assert 40 < read < 1000
+
+
 def shard(folder: Path, name: str, *tensors: str, metadata: dict[str, str] | None = None) -> None:
     built = {tensor: torch.full((3,), float(index)) for index, tensor in enumerate(tensors)}
     save_file(built, folder / name, metadata)
@@ -464,6 +536,16 @@ BAD_FOLDERS: dict[str, tuple[Callable[[Path], None], str]] = {
         text('{"weight_map": {"x": "a.safetensors", "x": "b.safetensors"}}'),
         "duplicate",
     ),
+    "shard of a tensor in the second place": (
+        text('{"weight_map": {"x": "a.safetensors", "y": "../b.safetensors"}}'),
+        "tensor 'y' is in '../b.safetensors'",
+    ),
+    "a number among the shards": (
+        text('{"weight_map": {"x": "a.safetensors", "y": 1}}'),
+        "the shard of a tensor must be a string in double quotes",
+    ),
+    "a control character in a shard": (text('{"weight_map": {"x": "a\n.safetensors"}}'), "not a JSON string"),
+    "a surrogate in a shard": (text('{"weight_map": {"x": "\\ud800.safetensors"}}'), "surrogate"),
     "two maps": (text('{"weight_map": {"x": "a.safetensors"}, "weight_map": {}}'), "duplicate key 'weight_map'"),
     "NaN in the index": (text('{"metadata": {"total_size": NaN}, "weight_map": {}}'), "NaN is not JSON"),
     "nested metadata": (text('{"metadata": ' + "[" * 5000), "not valid JSON"),

@@ -21,8 +21,9 @@ from scantling.cards import read_text
 from scantling.cards.schema import Latent, MultiHead
 from scantling.checkpoint.find import default_encoder, default_model
 from scantling.checkpoint.inspect.facts import Facts, facts_of
-from scantling.checkpoint.inspect.naming import collapsed, held, named
+from scantling.checkpoint.inspect.naming import held, named
 from scantling.checkpoint.inspect.parts import part_of
+from scantling.checkpoint.inspect.tables import collapsed, collapsed_names
 from scantling.checkpoint.names import (
     Alternate,
     Halves,
@@ -131,6 +132,15 @@ def test_numbers_are_taken_out_of_a_name_and_put_back(pieces: list[str]) -> None
     pattern, numbers = collapsed(name)
     assert pattern.format(*numbers) == ".".join(str(int(p)) if p.isdecimal() else p for p in pieces)
     assert len(numbers) == sum(piece.isdecimal() for piece in pieces)
+
+
+NAMES = st.lists(st.one_of(st.integers(0, 10**10).map(str), st.text("ab{}\n.0", max_size=4)), min_size=1, max_size=5)
+
+
+@given(st.lists(NAMES.map(".".join), max_size=6))
+@settings(deadline=None)
+def test_many_names_at_once_are_each_by_itself(names: list[str]) -> None:
+    assert list(collapsed_names(names)) == [collapsed(name) for name in names]
 
 
 def test_names_with_braces_are_names(tmp_path: Path) -> None:

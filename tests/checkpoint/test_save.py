@@ -289,7 +289,7 @@ def assert_comes_back(lm: sc.Model, folder: Path) -> None:
         assert set(tensors_of(folder)) == set(lm.parts.named_stored)
 
 
-@settings(deadline=None, max_examples=15, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(data=legal_cards())
 def test_any_legal_card_is_saved_and_loaded_bit_for_bit(
     data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
@@ -302,7 +302,7 @@ def test_any_legal_card_is_saved_and_loaded_bit_for_bit(
     assert_comes_back(lm, tmp_path_factory.mktemp("drawn") / "model")
 
 
-@settings(deadline=None, max_examples=10, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=10, suppress_health_check=list(HealthCheck))
 @given(data=any_cards().filter(lambda data: data["family"] != "decoder"))
 def test_any_card_with_an_encoder_is_saved_and_loaded_bit_for_bit(
     data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory

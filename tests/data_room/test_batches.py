@@ -315,7 +315,7 @@ class TestPrefix:
         assert sum((lengths.count(n) - 25) ** 2 / 25 for n in range(1, 9)) < 24.3
 
 
-def refused(message: str, **changes: Any) -> None:
+def assert_refused(message: str, **changes: Any) -> None:
     plain: dict[str, Any] = {"corpus": corpus(numbered(9, 4)), "objective": "causal", "batch": 4, "tokens": 6}
     with pytest.raises(ScantlingInputError, match=message):
         next(batches(**{**plain, **changes}))
@@ -348,7 +348,7 @@ def test_what_does_not_go_together_is_refused(message: str, changes: dict[str, A
         with pytest.raises(ScantlingInputError, match=message):
             Layout("padded", "cut")  # type: ignore[arg-type]
         return
-    refused(message, **changes)
+    assert_refused(message, **changes)
 
 
 def test_policies_for_long_documents() -> None:
@@ -370,7 +370,7 @@ def test_policies_for_long_documents() -> None:
 def test_a_cursor_of_something_else_is_refused(change: dict[str, Any]) -> None:
     plain: dict[str, Any] = {"corpus": corpus(numbered(9, 4)), "objective": "causal", "batch": 1, "tokens": 6}
     cursor = next(batches(**plain)).cursor
-    refused("of other data, or of another seed", **{**plain, **change, "cursor": cursor})
+    assert_refused("of other data, or of another seed", **{**plain, **change, "cursor": cursor})
 
 
 def test_pairs_are_not_cut_unless_asked() -> None:

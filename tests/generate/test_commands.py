@@ -52,7 +52,13 @@ def test_beams_write_the_best(tiny: Path, capsys: pytest.CaptureFixture[str]) ->
     made = answer(capsys, tiny, "w5 w6", "--beams", "3", "--max-new-tokens", "6")
     assert len(made["texts"]) == 3
     assert made["texts"][0] == made["text"] == sc.load(tiny).generate("w5 w6", 6, beams=Beams(3))
-    assert made["cache_bytes"] == 3 * made["predicted"]["cache_bytes"]
+    assert made["cache_bytes"] == made["predicted"]["cache_bytes"] > 0
+    one = answer(capsys, tiny, "w5 w6", "--max-new-tokens", "6")["predicted"]
+    assert [made["predicted"][name] for name in ("cache_bytes", "decode_flops", "prefill_flops")] == [
+        3 * one["cache_bytes"],
+        3 * one["decode_flops"],
+        one["prefill_flops"],
+    ]
     status, out, err = call(capsys, "generate", "w5 w6", "-m", str(tiny), "--beams", "3", "--max-new-tokens", "6")
     assert (status, out) == (0, made["text"] + "\n")
     assert "ended by" in err
@@ -94,6 +100,15 @@ def test_kinds_of_cache_take_what_is_predicted(
     assert made["cache_bytes"] == made["predicted"]["cache_bytes"]
 
 
+def test_candidates_of_a_contrastive_search_are_in_the_account(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = answer(capsys, tiny, "w5 w6", "--max-new-tokens", "6")
+    made = answer(capsys, tiny, "w5 w6", "--max-new-tokens", "6", "--contrastive", "5")
+    assert made["cache_bytes"] == made["predicted"]["cache_bytes"] == 5 * one["cache_bytes"]
+    assert made["predicted"]["decode_flops"] == 5 * one["predicted"]["decode_flops"]
+    _, _, err = call(capsys, "generate", "w5 w6", "-m", str(tiny), "--max-new-tokens", "6", "--contrastive", "5")
+    assert "per step of 5 rows predicted" in err
+
+
 def test_a_full_context_is_named(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = call(capsys, "generate", "w5 " * 58, "-m", str(tiny), "--max-new-tokens", "20")
     assert status == 0
@@ -117,7 +132,11 @@ def test_a_full_context_is_named(tiny: Path, capsys: pytest.CaptureFixture[str])
         (("--draft-lookup", "1", "--draft-rule", "x"), "unknown rule of acceptance"),
         (("--logit-bias", "x"), "--logit-bias 'x': a token id and a number"),
         (("--logit-bias", "900=1"), "logit_bias names token 900"),
-        (("--logprobs", "-1"), "logprobs is -1"),
+        (("--logprobs", "-1", "--json"), "logprobs is -1"),
+        (("--logprobs", "2"), "--logprobs goes with --json"),
+        (("--rows", "2"), "--rows is for --prompts FILE"),
+        (("--draft-count", "2"), "--draft-count is for drafts: name who makes them"),
+        (("--draft-rule", "residual"), "--draft-rule is for drafts"),
         (("--regex", "a", "--json-schema", "pyproject.toml"), "and not both"),
         (("--json-schema", "no-such.json"), "no-such.json: cannot be read"),
         (("--regex", "a"), "llguidance cannot follow a text of this tokenizer"),
@@ -239,6 +258,34 @@ class TestChat:
         status, _, err = said("/what\n")
         assert status == 2
         assert "no command '/what'; known: /reset, /exit" in err
+
+    @pytest.mark.parametrize("terminal", [True, False])
+    def test_an_answer_that_is_stopped(
+        self, terminal: bool, tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Ctrl-C within an answer: at a terminal the next message is answered as if it were the first."""
+
+        class Typed(io.StringIO):
+            def isatty(self) -> bool:
+                return terminal
+
+        from scantling.cli import chat
+
+        def once(piece: str) -> None:
+            monkeypatch.setattr(chat, "_write", write)
+            raise KeyboardInterrupt
+
+        write = chat._write
+        monkeypatch.setattr("sys.stdin", Typed("w5 w6\nw9 w8\n"))
+        monkeypatch.setattr(chat, "_write", once)
+        status, out, err = call(capsys, "chat", "-m", str(tiny), "--max-new-tokens", "4")
+        if not terminal:
+            assert (status, out) == (130, "")
+            assert "interrupted" in err
+            return
+        wanted = Conversation(sc.load(tiny), max_new_tokens=4).say("w9 w8").text
+        assert (status, out) == (0, wanted + "\n")
+        assert "stopped; the message and its answer are forgotten" in err
 
     def test_a_model_without_a_template(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         folder = tmp_path / "plain"

@@ -147,12 +147,24 @@ def test_an_output_of_something_else_is_left_alone(
     status, _, err = call(capsys, *args, "3")
     assert status == 2
     assert "made of another prompt, model or setting" in err
-    out.write_text("something of mine\n")
-    status, _, err = call(capsys, *args, "2")
-    assert status == 2
-    assert "not an output of this command" in err
-    assert out.read_text() == "something of mine\n"
-    assert before
+    assert out.read_bytes() == before
+    for mine in ("something of mine\n", "something of mine", "{}", '{"index": 7, "text": "', '"w5"'):
+        out.write_text(mine)
+        status, _, err = call(capsys, *args, "2")
+        assert status == 2
+        assert "not an output of this command" in err
+        assert out.read_text() == mine
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_the_file_of_prompts_is_not_written_over(
+    end: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('"w5 w6"' + end)
+    status, _, err = call(capsys, "generate", "--prompts", str(source), "--out", str(source), "-m", str(folder))
+    assert (status, "not an output of this command" in err) == (2, True)
+    assert source.read_text() == '"w5 w6"' + end
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tests.conftest import GOLDEN
@@ -177,3 +177,47 @@ def test_greedy_is_after_the_penalties() -> None:
     logits = torch.tensor([[2.0, 1.9, 0.0]])
     how = Sampling(repetition_penalty=2.0)
     assert int(choose(logits, how, how.generators(1), [History([0])])) == 1
+
+
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "top_k": st.integers(1, 40),
+        "top_p": st.floats(0.01, 0.99),
+        "min_p": st.floats(0.001, 0.9),
+        "typical_p": st.floats(0.05, 0.99),
+        "epsilon_cutoff": st.floats(0.0005, 0.3),
+        "eta_cutoff": st.floats(0.0005, 0.3),
+        "repetition_penalty": st.floats(0.5, 2.0),
+        "no_repeat_ngram": st.integers(1, 3),
+    },
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.floats(0.3, 2.5), SETTINGS, st.lists(st.integers(0, 39), min_size=1, max_size=12), st.integers(0, 10**6))
+def test_any_settings_together_are_those_of_transformers(
+    temperature: float, chosen: dict[str, Any], seen: list[int], seed: int
+) -> None:
+    """The same processors in the order in which its `generate` applies them, penalties before filters."""
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.generation.logits_process
+    how = Sampling(temperature=temperature, **chosen)
+    logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(seed)) * 3
+    build = {
+        "repetition_penalty": theirs.RepetitionPenaltyLogitsProcessor,
+        "no_repeat_ngram": theirs.NoRepeatNGramLogitsProcessor,
+        "temperature": theirs.TemperatureLogitsWarper,
+        "top_k": theirs.TopKLogitsWarper,
+        "top_p": theirs.TopPLogitsWarper,
+        "min_p": theirs.MinPLogitsWarper,
+        "typical_p": theirs.TypicalLogitsWarper,
+        "epsilon_cutoff": theirs.EpsilonLogitsWarper,
+        "eta_cutoff": theirs.EtaLogitsWarper,
+    }
+    wanted, ids = logits, torch.tensor([seen])
+    for name, processor in build.items():
+        if name == "temperature" or name in chosen:
+            wanted = processor(temperature if name == "temperature" else chosen[name])(ids, wanted)
+    found = filtered(adjusted(logits, how, [History(seen)]), how)
+    torch.testing.assert_close(found, wanted)

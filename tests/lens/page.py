@@ -12,10 +12,15 @@ import re
 import shlex
 from pathlib import Path
 
+from tests.lens.steered import steered, table
+
+import scantling as sc
 from scantling.cli.main import _run
 
 PATH = Path(__file__).parents[2] / "docs" / "lens.md"
 BLOCK = re.compile(r"^```console\n\$ scantling (?P<words>.*)\n(?:.*\n)*?```$", re.MULTILINE)
+
+STEERED = re.compile(r"(?<=<!-- steered: written by `python -m tests.lens.page --write` -->\n)(?:\|.*\n)*")
 
 
 def output(words: str) -> str:
@@ -30,7 +35,8 @@ def output(words: str) -> str:
 def page() -> str:
     """The page with every output as it is now."""
     text = PATH.read_text(encoding="utf-8")
-    return BLOCK.sub(lambda found: f"```console\n$ scantling {found['words']}\n{output(found['words'])}\n```", text)
+    text = BLOCK.sub(lambda found: f"```console\n$ scantling {found['words']}\n{output(found['words'])}\n```", text)
+    return STEERED.sub(f"{table(steered(sc.load()))}\n", text)
 
 
 def main() -> None:

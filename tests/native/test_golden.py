@@ -10,6 +10,12 @@ from safetensors.torch import load_file
 from tests.conftest import GOLDEN, stacks_of
 
 import scantling as sc
+from scantling.generate.batching import Engine, Limits
+from scantling.generate.beam import Beams, beam_rows, beam_search
+from scantling.generate.packed_pages import PackedPages
+from scantling.generate.request import Request
+from scantling.generate.settings import Options
+from scantling.generate.speculative import Drafting
 from scantling.native import library
 from scantling.native.program import outline
 
@@ -55,6 +61,25 @@ def test_greedy_continuations_are_the_recorded_ones(case: Any) -> None:
     lm.pack("f32")
     ids, mask = io["gen_input_ids"], io["gen_attention_mask"]
     assert torch.equal(lm.generate(ids, 20, attention_mask=mask, ignore_eos=True), io["expected_ids"])
+
+
+def test_every_way_of_writing_gives_the_recorded_text(case: Any) -> None:
+    """Requests in blocks of the engine, with drafts of two kinds, and beams."""
+    lm, io = case
+    lm.pack("f32")
+    ids, mask = io["gen_input_ids"], io["gen_attention_mask"].bool()
+    new = io["expected_ids"][:, ids.shape[1] :].tolist()
+    prompts = [row[real].tolist() for row, real in zip(ids, mask, strict=True)]
+    engine, on = Engine(lm, Limits(rows=2, positions=96, chunk=5)), Options(ignore_eos=True)
+    handles = [engine.submit(Request(prompt, 20, options=on)) for prompt in prompts]
+    engine.run()
+    assert isinstance(engine.cache, PackedPages)
+    assert [handle.ids for handle in handles] == new
+    for drafting in (Drafting(lookup=2, switch=False), Drafting(layers=1, switch=False)):
+        made = lm.generate([prompts[0]], 20, options=Options(ignore_eos=True, drafting=drafting))
+        assert made[0, len(prompts[0]) :].tolist() == new[0]
+    found = beam_search(lm, ids[:1], 10, Beams(3), attention_mask=mask[:1], ignore_eos=True)
+    assert torch.equal(beam_rows(lm, ids[:1], found), io["beam_ids"])
 
 
 @pytest.mark.parametrize("name", UNKNOWN)

@@ -107,8 +107,8 @@ def test_a_tabled_device_measures_nothing(capsys: pytest.CaptureFixture[str]) ->
     assert (data["measured"], told) == (None, "")
 
 
-def test_an_encoder_is_refused_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(["roofline", "bert-base-uncased"]) == 2
+def test_what_cannot_be_is_refused_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["roofline", "bert-base-uncased", "--context", "513"]) == 2
     told = capsys.readouterr().err
-    assert "that of a decoder" in told
+    assert "512 learned positions" in told
     assert "measuring" not in told

@@ -69,7 +69,15 @@ def test_llama_2_70b_and_llama_3_8b_by_hand() -> None:
     products = 2 * (8030261248 - 128256 * 4096 - 65 * 4096)
     assert values("FLOPs", "prefill per token")[1] == products + 32 * 4 * 4096 * 32 * 128
     assert values("FLOPs", "decode, one step at that length")[1] == products + 32 * 4 * 4096 * 32 * 128
-    assert values("FLOPs", "training per token")[1] == 3 * (products + 32 * 4 * 4096 * 32 * 128)
+    training = 3 * (products + 32 * 4 * 4096 * 32 * 128)
+    assert values("FLOPs", "training per token")[1] == training
+    # 2 bytes of weights and 4 of each of a master copy, gradients and two moments; a float32 count of each tensor's.
+    assert values("memory", "training states, bf16-master, adamw, bytes")[1] == 18 * 8030261248 + 4 * 291
+    assert values("cost", "training on 10^12 tokens in such rows, FLOPs")[1] == training * 10**12
+    hours = training * 10**12 / (0.4 * 989.4e12) / 3600
+    assert values("cost", "device-hours of that on h100 at 40 % of its dense peak")[1] == round(hours)
+    read = 2 * (8030261248 - 128256 * 4096 + 4096) + 4096 * 131072
+    assert values("cost", "decode at that length on one h100, at most tokens/s")[1] == round(3.35e12 / read)
 
 
 def test_flops_are_those_that_the_original_was_measured_to_have() -> None:
@@ -81,6 +89,7 @@ def test_flops_are_those_that_the_original_was_measured_to_have() -> None:
 def test_families_stand_beside_each_other() -> None:
     found = rows("bert-base-uncased", "t5-base", "gpt2")
     assert found["FLOPs", "decode, one step at that length"].values[0] is None
+    assert found["cost", "decode at that length on one h100, at most tokens/s"].values[0] is None
     assert found["memory", "KV cache per token, bfloat16, bytes"].values == (0, 36864, 36864)
     assert found["sizes", "layers"].values == (12, "12 + 12", 12)
     assert found["sizes", "heads of cross-attention"].values == (None, 12, None)

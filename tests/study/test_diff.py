@@ -88,6 +88,10 @@ def test_llama_2_7b_to_llama_3_8b() -> None:
     numbers = {c.what: (c.old, c.new) for c in d.numbers}
     assert numbers["parameters: total"] == (6738415616, 8030261248)
     assert numbers["memory: KV cache per token, bfloat16, bytes"] == (524288, 131072)
+    states = "memory: training states, bf16-master, adamw, bytes"
+    assert numbers[states] == (18 * 6738415616 + 4 * 291, 18 * 8030261248 + 4 * 291)
+    old, new = numbers["cost: training on 10^12 tokens in such rows, FLOPs"]
+    assert (old, new) == tuple(10**12 * n for n in numbers["FLOPs: training per token"])
     assert "parameters: norm" not in numbers
     # Of each of 32 layers q, o and two norms stay, k, v and the MLP's three change; the last norm stays.
     same = 32 * (2 * 4096 * 4096 + 2 * 4096) + 4096

@@ -143,7 +143,7 @@ def scores(run: Path) -> list[float]:
     return [r["loss"] for r in read_metrics(run) if r["kind"] == "evaluation"]
 
 
-def same_run(run: Path, wanted: Path) -> None:
+def assert_same_run(run: Path, wanted: Path) -> None:
     """Losses, norms and scores, and the tensors of the last checkpoint, file by file."""
     assert list(curve(run)) == list(curve(wanted)) == [1, 2, 3, 4]
     for step, values in curve(wanted).items():
@@ -171,13 +171,13 @@ def same_run(run: Path, wanted: Path) -> None:
 )
 def test_two_processes_are_one(run: str, name: str, one: Path, two: Path) -> None:
     """Shards (FSDP2), tensor ranks, and copies with Muon and with adapters."""
-    same_run(two / run, one / name)
+    assert_same_run(two / run, one / name)
 
 
 @pytest.mark.parametrize(("run", "name"), [("both", "plain"), ("both-odd", "odd"), ("sharded-odd", "odd")])
 def test_four_processes_are_one(run: str, name: str, one: Path, four: Path) -> None:
     """Two shards of two tensor ranks each, and four shards of widths that four do not divide."""
-    same_run(four / run, one / name)
+    assert_same_run(four / run, one / name)
 
 
 def test_rows_have_unequal_numbers_of_tokens(one: Path) -> None:
@@ -187,7 +187,7 @@ def test_rows_have_unequal_numbers_of_tokens(one: Path) -> None:
 
 
 def test_what_two_saved_four_go_on_with(one: Path, four: Path) -> None:
-    same_run(four / "went-on", one / "plain")
+    assert_same_run(four / "went-on", one / "plain")
 
 
 def test_what_two_saved_one_goes_on_with(corpus: Corpus, one: Path, two: Path, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_what_two_saved_one_goes_on_with(corpus: Corpus, one: Path, two: Path, t
         for weight in lm.net.parameters():
             weight.mul_(2)
     go(lm, corpus, settings(**PADDED), tmp_path)
-    same_run(tmp_path, one / "plain")
+    assert_same_run(tmp_path, one / "plain")
 
 
 def test_shards_are_clipped_to_their_joint_norm(two: Path) -> None:

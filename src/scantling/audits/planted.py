@@ -219,6 +219,7 @@ class Tiny(nn.Module):
         if shape.tied:
             self.head.weight = self.embed.weight
         self.longest = 0
+        self.maps: list[Tensor] | None = None
         self.draw = torch.Generator().manual_seed(99)
 
     def forward(self, feed: Feed, store: Store | None = None, kernel: str = "plain") -> Tensor:

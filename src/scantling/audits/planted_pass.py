@@ -226,6 +226,8 @@ class Pass:
             bias = shift.to(q.dtype).expand(len(q), -1, -1, -1) if shift.dim() else None
             return F.scaled_dot_product_attention(q, k, v, bias, scale=scale)
         weights: Tensor = (q @ k.transpose(-1, -2) * scale + shift).softmax(-1)
+        if self.net.maps is not None and position and (self.shape.family == "encoder" or not self.encodes):
+            self.net.maps.append(weights)
         return weights @ v
 
     def _shift(self, q: Tensor, k: Tensor) -> Tensor:

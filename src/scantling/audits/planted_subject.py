@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scantling.audits.planted import Shape, Store, Tiny
-from scantling.audits.protocol import Abilities, Cached, Change, Facts, Feed, Loss, Run, Subject
+from scantling.audits.protocol import Abilities, Cached, Change, Facts, Feed, Loss, Maps, Run, Subject
 
 
 def planted(*faults: str, name: str = "", dtype: str = "float32", **shape: Any) -> Subject:
@@ -45,6 +45,7 @@ def subject_of(net: Tiny, name: str, dtype: str = "float32") -> Subject:
         module=net,
         blocks=tuple(net.blocks),
         kernels=kernels,
+        maps={"plain": recorded(net)},
         modes={"in training": in_training(net)},
         packed={"document ids": net},
         cached={"its cache": cached(net)} if decodes else {},
@@ -57,6 +58,20 @@ def subject_of(net: Tiny, name: str, dtype: str = "float32") -> Subject:
         tables=lambda: (net.embed.weight, net.head.weight),
     )
     return Subject(name, net, facts, can)
+
+
+def recorded(net: Tiny) -> Maps:
+    """The maps of a pass."""
+
+    def maps(feed: Feed) -> list[Tensor]:
+        net.maps = []
+        try:
+            net(feed)
+            return net.maps
+        finally:
+            net.maps = None
+
+    return maps
 
 
 def in_training(net: Tiny) -> Run:

@@ -55,6 +55,9 @@ Loss: TypeAlias = Callable[[Feed, Tensor, int | None], Tensor]
 """The subject's own loss () of labels (B, T) that are not shifted, -100 where nothing is scored. With a count, the sum
 over what is scored divided by it, as a step of several micro-batches needs it."""
 
+Maps: TypeAlias = Callable[[Feed], Sequence[Tensor]]
+"""Attention maps of a pass (B, H, T, T), of each layer of the stack that takes the feed's ids what it reads there."""
+
 Change: TypeAlias = Callable[[Path], None]
 
 
@@ -72,6 +75,7 @@ class Facts:
         switch: rows longer than this get other positions (dynamic NTK, LongRoPE), by design.
         tied: the head's matrix is the embedding table.
         routed: tokens are sent to experts, whose choice is a step function of the activations.
+        sinks: a share of each row of attention goes to no token.
         dropout: whether training drops anything.
         pad_id: what padding is filled with.
         start_id: what an encoder-decoder's target begins with.
@@ -90,6 +94,7 @@ class Facts:
     switch: int | None = None
     tied: bool | None = None
     routed: bool = False
+    sinks: bool = False
     dropout: bool | None = None
     pad_id: int | None = None
     start_id: int | None = None
@@ -125,6 +130,7 @@ class Abilities:
         module: its torch module, where there is one.
         blocks: its layers, in order: modules that take the stream (B, T, d) first and give it back.
         kernels: the same function by other code; the first is the default.
+        maps: ways to ask for attention maps.
         modes: the same function in other circumstances (in training, with attention maps asked for).
         packed: ways to run rows of several documents.
         cached: ways to decode over a cache.
@@ -148,6 +154,7 @@ class Abilities:
     module: nn.Module | None = None
     blocks: tuple[nn.Module, ...] = ()
     kernels: Mapping[str, Run] = field(default_factory=dict)
+    maps: Mapping[str, Maps] = field(default_factory=dict)
     modes: Mapping[str, Run] = field(default_factory=dict)
     packed: Mapping[str, Run] = field(default_factory=dict)
     cached: Mapping[str, Cached] = field(default_factory=dict)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from scantling.benches.plan import Contender, Load
 from scantling.numbers.cache import cache_bytes, paged_bytes
 from scantling.numbers.flops import flops
-from scantling.numbers.roofline import weights_read
+from scantling.numbers.reading import weights_read
+from scantling.parts.attention import Attention
 from scantling.parts.part import Workload
 from scantling.parts.transformer import Transformer
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 BLOCK = 16
 """Positions of a block of a paged cache, as the batching engine takes them where nobody says otherwise."""
+LIKE_LLAMA_CPP = ("llama.cpp", "llama-server", "openvino")
+"""Peers that choose their arithmetic by the weights, and keep float16 in the cache."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ def arithmetic_of(contender: Contender) -> str:
     multiply as the weights are.
     """
     plain = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(contender.dtype)
-    if contender.engine == "packed-int8" or (contender.engine in ("llama.cpp", "openvino") and plain is None):
+    if contender.engine == "packed-int8" or (contender.engine in LIKE_LLAMA_CPP and plain is None):
         return "int8"
     return plain if plain and contender.engine != "packed" else "fp32"
 
@@ -80,10 +83,12 @@ def allocated(model: Transformer, who: Contender, load: Load) -> int | None:
     if who.is_peer or model.decoder is None:
         return None
     positions = load.prompt + load.tokens + 1
-    if who.engine != "torch":
+    if who.engine.startswith("packed"):
         from scantling.native.tiles import ROWS, padded
 
-        return cache_bytes(model, Workload(load.batch, padded(positions, ROWS)), "float32")
+        d_head = next(part.d_head for _, part, _ in model.walk() if isinstance(part, Attention))
+        kept = cache_bytes(model, Workload(load.batch, padded(positions, ROWS)), "float32")
+        return kept // d_head * padded(d_head, ROWS)
     if load.kind == "paged":
         blocks = load.batch * -(-positions // BLOCK)
         return paged_bytes(model, blocks, BLOCK, who.dtype, load.numbers)
@@ -101,6 +106,6 @@ def _kept(model: Transformer, who: Contender, load: Load, w: Workload) -> int:
 
 def _width(who: Contender) -> str:
     """Of keys and values: float16 in llama.cpp, and taken for that in openvino; float32 in the compiled pass."""
-    if who.engine in ("llama.cpp", "openvino"):
+    if who.engine in LIKE_LLAMA_CPP:
         return "float16"
-    return who.dtype if who.engine in ("torch", "transformers") else "float32"
+    return who.dtype if who.engine in ("torch", "compile", "transformers") else "float32"

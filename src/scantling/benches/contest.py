@@ -189,8 +189,9 @@ def _open(child: Child, subject: Subject, one: Contender, scratch: Path, said: S
     }
     if not one.is_peer:
         return child.ask("open", **asked)
-    if find_spec(LIBRARY[one.engine]) is None:
-        raise ScantlingError(f"{LIBRARY[one.engine]} is not installed; get it with: pip install 'scantling[peers]'")
+    library = LIBRARY.get(one.engine)
+    if library is not None and find_spec(library) is None:
+        raise ScantlingError(f"{library} is not installed; get it with: pip install 'scantling[peers]'")
     if one.engine != "transformers" and subject.family != "decoder":
         raise ScantlingError(f"it is raced on decoders, and this is an {subject.family}")
     if one.dtype == "stored":
@@ -207,7 +208,7 @@ def _open(child: Child, subject: Subject, one: Contender, scratch: Path, said: S
 
 
 def _machine(subject: Subject, one: Contender, read_bytes: int | None) -> Calibration:
-    from scantling.numbers.roofline import weights_read
+    from scantling.numbers.reading import weights_read
     from scantling.study.calibrate import calibrate
 
     arithmetic = account.arithmetic_of(one)

@@ -2,6 +2,8 @@
 
 The plain one is a whole pass, without a cache, with torch's fused kernel. Others change one thing each: the kernel, the
 dtype of weights and activations, how keys and values are kept, how wide the matrices are, the compiled pass.
+
+An encoder-decoder reads the same tokens as source and as target, and the stream of both stacks is compared.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from torch import Tensor
 from scantling.errors import ScantlingError, ScantlingInputError, need
 from scantling.generate.keeping import Keeping
 from scantling.generate.room import known_tokens
-from scantling.generate.session import Session, begin
+from scantling.generate.session import Session, Source, begin
 from scantling.parts.heads import Head
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ class Seen:
     """What a way of running gave.
 
     Attributes:
-        stream: the residual stream (T, d), embeddings first, then after each block; None where nobody tells.
+        stream: the residual stream (T, d) at `places`; None where nobody tells.
         logits: (T, V).
     """
 
@@ -51,8 +53,8 @@ class Drift:
 
     Attributes:
         kind: kernel, dtype, cache, weights or engine.
-        layers: root mean square of the difference of the stream over that of the stream: embeddings first, then after
-            each block; None where the way shows no stream.
+        layers: root mean square of the difference of the stream over that of the stream, at `places`; None where the
+            way shows no stream.
         logits: the same of the logits, over their standard deviation.
         likely: the largest difference of a log-probability among the `LIKELY` likeliest tokens of a position, in nats.
         agree: share of positions whose likeliest token is the same; both None where no vocabulary is scored.
@@ -77,10 +79,8 @@ def drifts(
         said: told what happens now.
 
     Raises:
-        ScantlingInputError: an encoder-decoder, a model in another dtype, or fewer ids than the longest length.
+        ScantlingInputError: a model in another dtype, or fewer ids than the longest length.
     """
-    if model.parts.two_stacks:
-        raise ScantlingInputError("drift is measured of one stack, and this is an encoder-decoder")
     if model.dtype != torch.float32:
         raise ScantlingInputError(f"drift is measured from float32, and the weights are {model.dtype}")
     if len(ids) < max(lengths):
@@ -120,7 +120,7 @@ def _changed(model: Model, change: Callable[[Any], Any]) -> Callable[[Sequence[i
 
     def run(ids: Sequence[int]) -> Seen:
         if not made:
-            made.append(replace(model, net=change(copy.deepcopy(model.net)), packed=None))
+            made.append(replace(model, net=change(copy.deepcopy(model.net)), packed=None, compiled=None))
         return _whole(made[0], ids)
 
     return run
@@ -146,14 +146,16 @@ def _rounded(net: Any, width: str) -> Any:
 
 def _whole(model: Model, ids: Sequence[int], kernel: str = "fused") -> Seen:
     with _stream(model) as taken:
-        logits = model.logits([list(ids)], kernel=kernel)[0]
+        target = [list(ids)] if model.parts.two_stacks else None
+        logits = model.logits([list(ids)], kernel=kernel, decoder_ids=target)[0]
     return Seen(taken(), logits)
 
 
 def _cached(model: Model, ids: Sequence[int], keeping: Keeping) -> Seen:
     """The same in pieces over a cache."""
     rows = torch.tensor([ids], device=model.device)
-    session = Session(model, 1, len(ids), keeping=keeping)
+    source = Source(rows) if model.parts.two_stacks else None
+    session = Session(model, 1, len(ids), source=source, keeping=keeping)
     with _stream(model) as taken:
         logits = [session.score(rows[:, i : i + PIECE])[0].float() for i in range(0, len(ids), PIECE)]
     return Seen(taken(), torch.cat(logits))
@@ -172,23 +174,35 @@ def _packed(model: Model, ids: Sequence[int], activations: str) -> Seen:
 @contextmanager
 def _stream(model: Model) -> Iterator[Callable[[], list[Tensor]]]:
     """Collects the residual stream of every pass inside; what it gives has the passes' tokens after one another."""
-    net: Any = model.net
-    stack = net.encoder if model.parts.decoder is None else net.decoder
-    count = len(stack.blocks) + 1
-    seen: list[list[Tensor]] = [[] for _ in range(count)]
-
-    def keep(place: int, value: Tensor) -> None:
-        seen[place].append(value[0].float())
-
-    hooks = [
-        block.register_forward_pre_hook(lambda _, given, i=i: keep(i, given[0])) for i, block in enumerate(stack.blocks)
-    ]
-    hooks.append(stack.register_forward_hook(lambda _, __, out: keep(count - 1, out)))
+    seen: list[list[Tensor]] = []
+    hooks = [hook for stack in _stacks(model).values() for hook in _hooked(stack, seen)]
     try:
         yield lambda: [torch.cat(pieces) for pieces in seen]
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _hooked(stack: Any, seen: list[list[Tensor]]) -> Iterator[Any]:
+    """Hooks that put what a stack's embeddings and blocks give behind what is `seen` already."""
+    before: list[list[Tensor]] = [[] for _ in range(len(stack.blocks) + 1)]
+    seen += before
+    for block, place in zip(stack.blocks, before[:-1], strict=True):
+        yield block.register_forward_pre_hook(lambda _, given, place=place: place.append(given[0][0].float()))
+    yield stack.register_forward_hook(lambda _, __, out: before[-1].append(out[0].float()))
+
+
+def _stacks(model: Model) -> dict[str, Any]:
+    """The stacks of the net by their names, in the order in which they read."""
+    net: Any = model.net
+    return {name: getattr(net, name) for name in model.parts.stacks}
+
+
+def places(model: Model) -> list[str]:
+    """Where the stream is compared: embeddings first, then after each block; of two stacks the encoder's first."""
+    stacks = _stacks(model)
+    names = {name: ["embeddings", *(f"block {i}" for i in range(len(s.blocks)))] for name, s in stacks.items()}
+    return [place if len(names) == 1 else f"{name} {place}" for name, each in names.items() for place in each]
 
 
 def _drift(what: tuple[str, str, int], plain: Seen, other: Seen, words: bool) -> Drift:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from scantling.benches.plan import Load, prompts
@@ -16,24 +22,31 @@ if TYPE_CHECKING:
     from scantling.checkpoint.gguf import GGUFTensor
 
 
+PROGRAM = "llama-server"
+"""Of a build of llama.cpp, as PATH finds it."""
+_START = 120.0
+"""Seconds that the program may take to load a file."""
+
+
 class LlamaCpp:
-    """The server of the wheel `xllamacpp`: flash attention, a thread per core, no mapped file, prompts in one batch.
+    """Its server: flash attention, a thread per core, no mapped file, prompts in one batch.
 
     Args:
         file: GGUF.
         vocab_size: ids below this are drawn.
+        built: the program `llama-server` of PATH, such as one compiled for this processor; else the wheel `xllamacpp`.
 
     Raises:
-        ScantlingInputError: the file has no tokenizer.
+        ScantlingInputError: the file has no tokenizer, or no such program is found.
     """
 
     read_bytes: int | None = None
     weights_bytes: int | None = None
 
-    def __init__(self, file: str, vocab_size: int) -> None:
+    def __init__(self, file: str, vocab_size: int, built: bool = False) -> None:
         from scantling.checkpoint.gguf import read_gguf
 
-        self._file, self._vocab_size = file, vocab_size
+        self._file, self._vocab_size, self._built = file, vocab_size, built
         self._shape: tuple[int, int] | None = None
         self._server: Any = None
         header = read_gguf(file)
@@ -45,7 +58,7 @@ class LlamaCpp:
         """As `Ours.run`."""
         shape = (load.batch, load.prompt + load.tokens + 1)
         if shape != self._shape:
-            self._server, self._shape = None, None
+            self.close()
             self._server, self._shape = self._open(*shape, load.batch * load.prompt), shape
         body = {
             "prompt": prompts(load, self._vocab_size),
@@ -75,13 +88,26 @@ class LlamaCpp:
             "cache_bytes": None,
         }
 
+    @property
+    def process(self) -> int | None:
+        """That of the program; None where the server is within this one."""
+        return self._server.process if isinstance(self._server, _Program) else None
+
+    def close(self) -> None:
+        """End the server."""
+        if isinstance(self._server, _Program):
+            self._server.close()
+        self._server, self._shape = None, None
+
     def _open(self, rows: int, positions: int, prompt_tokens: int) -> Any:
+        context, batch = rows * -(-positions // 256) * 256, max(2048, prompt_tokens)
+        if self._built:
+            return _Program(self._file, rows, context, batch)
         import xllamacpp
 
         params = xllamacpp.CommonParams()
         params.model.path = self._file
-        params.n_parallel, params.n_ctx = rows, rows * -(-positions // 256) * 256
-        params.n_batch = max(2048, prompt_tokens)
+        params.n_parallel, params.n_ctx, params.n_batch = rows, context, batch
         params.n_gpu_layers = 0
         params.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_NONE
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = cores()
@@ -91,6 +117,50 @@ class LlamaCpp:
             return xllamacpp.Server(params)
         except RuntimeError as error:
             raise ScantlingInputError(f"llama.cpp does not load this model: {str(error)[:160]}") from None
+
+
+class _Program:
+    """`llama-server` in a process of its own.
+
+    Raises:
+        ScantlingInputError: it is not on PATH, or it ends before it listens.
+    """
+
+    def __init__(self, file: str, rows: int, context: int, batch: int) -> None:
+        program = shutil.which(PROGRAM)
+        if program is None:
+            raise ScantlingInputError(f"{PROGRAM} is not on PATH; build llama.cpp and put its folder there")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        threads = str(cores())
+        options = {"-m": file, "-np": str(rows), "-c": str(context), "-b": str(batch), "-t": threads, "-tb": threads}
+        options |= {"-fa": "on", "--host": "127.0.0.1", "--port": port}
+        command = [program, *(word for pair in options.items() for word in pair), "--no-mmap", "--no-warmup"]
+        self.listening_address = f"http://127.0.0.1:{port}"
+        # What it prints is kept for the sentence of a failure.
+        self._noise = tempfile.TemporaryFile()  # noqa: SIM115
+        self._running = subprocess.Popen(command, stdout=self._noise, stderr=self._noise, stdin=subprocess.DEVNULL)
+        self.process = self._running.pid
+        self._wait()
+
+    def close(self) -> None:
+        """End it."""
+        self._running.kill()
+        self._running.wait()
+        self._noise.close()
+
+    def _wait(self) -> None:
+        end = time.monotonic() + _START
+        while time.monotonic() < end and self._running.poll() is None:
+            with suppress(OSError), urllib.request.urlopen(f"{self.listening_address}/health"):
+                return
+            time.sleep(0.05)
+        self._running.kill()
+        self._noise.seek(0)
+        last = self._noise.read().decode(errors="replace").strip().splitlines()[-1:]
+        self.close()
+        raise ScantlingInputError(f"{PROGRAM} does not load this model: {''.join(last)[:160]}")
 
 
 def stored_bytes(tensors: Mapping[str, GGUFTensor]) -> tuple[int, int]:

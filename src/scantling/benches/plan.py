@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-ENGINES = ("torch", "packed", "packed-int8")
-PEERS = ("transformers", "llama.cpp", "openvino")
+ENGINES = ("torch", "packed", "packed-int8", "compile")
+UNASKED = ENGINES[:3]
+"""Those that run where none is named: compiling takes a minute for each width."""
+PEERS = ("transformers", "llama.cpp", "llama-server", "openvino")
+"""llama.cpp from a wheel, and llama-server, its program, as it was built for this machine."""
 CACHES = ("full", "ring", "int8", "ring-int8", "paged", "paged-int8")
 """Every position; rings of the windows; numbers in 8 bits; blocks that the batching engine hands out."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_PROCESSES = Path("/proc")
 
 
 def resident() -> int | None:
@@ -12,23 +12,23 @@ def resident() -> int | None:
     return _line("VmRSS")
 
 
-def most_resident() -> int | None:
-    """The most that it held since `begin_mark`, or since it began."""
-    return _line("VmHWM")
+def most_resident(process: int | None = None) -> int | None:
+    """The most that it, or the process of that number, held since `begin_mark`, or since it began."""
+    return _line("VmHWM", process)
 
 
-def begin_mark() -> bool:
+def begin_mark(process: int | None = None) -> bool:
     """Set the mark of `most_resident` back to what is held now; whether the system lets us (Linux, 5 to clear_refs)."""
     try:
-        _CLEAR.write_text("5")
+        (_PROCESSES / str(process or "self") / "clear_refs").write_text("5")
     except OSError:
         return False
     return True
 
 
-def _line(name: str) -> int | None:
+def _line(name: str, process: int | None = None) -> int | None:
     try:
-        lines = _STATUS.read_text().splitlines()
+        lines = (_PROCESSES / str(process or "self") / "status").read_text().splitlines()
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)

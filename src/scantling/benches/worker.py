@@ -59,10 +59,10 @@ def opened(asked: dict[str, Any]) -> Runner:
     Raises:
         ScantlingError: it does not take this model.
     """
-    if asked["engine"] == "llama.cpp":
+    if asked["engine"] in ("llama.cpp", "llama-server"):
         from scantling.benches.llama_cpp import LlamaCpp
 
-        return LlamaCpp(asked["file"], asked["vocab_size"])
+        return LlamaCpp(asked["file"], asked["vocab_size"], built=asked["engine"] == "llama-server")
     if asked["engine"] == "openvino":
         from scantling.benches.openvino import OpenVino
 
@@ -74,13 +74,15 @@ def opened(asked: dict[str, Any]) -> Runner:
     from scantling.benches.ours import Ours
 
     activations = "int8" if asked["engine"] == "packed-int8" else "exact"
-    if asked["engine"] != "torch" and asked["width"] == "stored" and not asked["initial"]:
+    if asked["engine"].startswith("packed") and asked["width"] == "stored" and not asked["initial"]:
         from scantling.model import load_packed
 
         return Ours(load_packed(asked["model"], activations=activations, revision=asked["revision"]))
     lm = loaded(asked)
     lm.net.requires_grad_(False).eval()
-    if asked["engine"] != "torch":
+    if asked["engine"] == "compile":
+        lm.compile()
+    elif asked["engine"] != "torch":
         lm.pack(asked["width"], activations)
     return Ours(lm)
 
@@ -132,9 +134,9 @@ def main() -> None:
                 found = {"seconds": time.perf_counter() - began}
                 found |= {"weights_bytes": runner.weights_bytes, "read_bytes": runner.read_bytes}
             elif asked["do"] == "mark":
-                found = {"marked": begin_mark()}
+                found = {"marked": begin_mark(getattr(runner, "process", None))}
             elif asked["do"] == "memory":
-                found = {"most": most_resident()}
+                found = {"most": most_resident(getattr(runner, "process", None))}
             else:
                 assert runner is not None
                 found = runner.run(Load(**asked["load"]))
@@ -146,6 +148,8 @@ def main() -> None:
             found = {"error": (str(error).splitlines() or [type(error).__name__])[0]}
         answers.write(json.dumps(found) + "\n")
         answers.flush()
+    if runner is not None and hasattr(runner, "close"):
+        runner.close()
     # Nothing is left to write, and what large libraries do at the end takes seconds.
     os._exit(0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -50,6 +51,12 @@ def from_dict(data: Any, where: str) -> Card:
     except msgspec.ValidationError as error:
         raise ScantlingInputError(f"{where}: {_explain(str(error), data)}") from None
     return complete(card)
+
+
+@cache
+def _fields(struct: Any) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Of a section: msgspec evaluates their annotations at every call."""
+    return msgspec.structs.fields(struct)
 
 
 class _Alone(Section, frozen=True):
@@ -122,7 +129,7 @@ def to_yaml(card: Card) -> str:
 def _differences(card: Card, layer: Layer | Side) -> dict[str, Any]:
     """A layer of a pattern, or a side, without what the card says already."""
     stated: dict[str, Any] = {}
-    for field in msgspec.structs.fields(layer):
+    for field in _fields(type(layer)):
         key, section = field.name, getattr(layer, field.name)
         if not isinstance(section, msgspec.Struct):
             stated |= {} if section == field.default else {key: section}
@@ -131,7 +138,8 @@ def _differences(card: Card, layer: Layer | Side) -> dict[str, Any]:
         if type(section) is not type(base):
             stated[key] = _stated(section)
             continue
-        fields = [field.name for field in msgspec.structs.fields(section)]
+        kind: Any = type(section)
+        fields = [field.name for field in _fields(kind)]
         pairs = {name: getattr(section, name) for name in fields if getattr(section, name) != getattr(base, name)}
         stated[key] = {k: _stated(v) if isinstance(v, msgspec.Struct) else v for k, v in pairs.items()}
     return stated
@@ -143,7 +151,7 @@ def _stated(section: msgspec.Struct) -> dict[str, Any]:
     tag = section.__struct_config__
     if tag.tag_field is not None:
         stated[tag.tag_field] = tag.tag
-    for field in msgspec.structs.fields(section):
+    for field in _fields(type(section)):
         value = getattr(section, field.name)
         default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
         if value != default and field.name not in ("pattern", *SIDES):
@@ -182,7 +190,7 @@ def flow(value: Any) -> str:
 
 
 def _field_type(struct: type, name: str) -> Any:
-    return next(f.type for f in msgspec.structs.fields(struct) if f.name == name)
+    return next(f.type for f in _fields(struct) if f.name == name)
 
 
 def _members(kind: Any) -> list[Any]:
@@ -196,7 +204,7 @@ def _check_keys(data: Any, struct: Any, path: str, where: str) -> None:
             f"{where}: {path or 'the card'} is {shown(data)}; a mapping of keys to values is needed"
         )
     tag = struct.__struct_config__.tag_field
-    fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
+    fields = {field.name: field.type for field in _fields(struct)}
     known = [*fields, tag] if tag else list(fields)
     for key, value in data.items():
         at = f"{path}.{key}" if path else str(key)
@@ -273,7 +281,7 @@ def _type_at(path: str) -> Any:
             kinds = [arg for kind in kinds for arg in get_args(kind)]
             continue
         structs = [k for k in kinds if isinstance(k, type) and issubclass(k, msgspec.Struct)]
-        kinds = [m for s in structs for f in msgspec.structs.fields(s) if f.name == name for m in _members(f.type)]
+        kinds = [m for s in structs for f in _fields(s) if f.name == name for m in _members(f.type)]
     return kinds
 
 

@@ -48,9 +48,12 @@ COMMON = frozenset(
 ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
+    "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
     "quick_gelu": "quick_gelu",
     "relu2": "relu2",
     "silu": "silu",
@@ -216,36 +219,6 @@ class Keys:
             return "unknown"
         if not isinstance(value, str) or value not in ("float32", "float16", "bfloat16"):
             raise ScantlingInputError(f"{self.where}: dtype is {shown(value)}; known: float32, float16, bfloat16")
-        return value
-
-    def rope_theta(self) -> float:
-        """The base of RoPE, in the old spelling (rope_theta, rope_scaling) or the new one (rope_parameters).
-
-        Raises:
-            ScantlingInputError: the spellings contradict each other, or a scaling is asked for that is not known.
-        """
-        new = self._mapping("rope_parameters")
-        old = self._mapping("rope_scaling")
-        kinds = {shown(v) for m in (new, old) for k in ("rope_type", "type") if (v := m.get(k)) is not None}
-        if len(kinds) > 1:
-            raise ScantlingInputError(
-                f"{self.where}: RoPE is said to be {' and '.join(sorted(kinds))}; they must agree"
-            )
-        if kinds - {"'default'"}:
-            raise ScantlingInputError(f"{self.where}: RoPE scaling {kinds.pop()} is not supported; known: default")
-        if unknown := sorted((set(new) | set(old)) - {"rope_type", "type", "rope_theta"}):
-            raise ScantlingInputError(f"{self.where}: RoPE key {shown(unknown[0])} is not supported without a scaling")
-        self._taken.add("rope_theta")
-        maps = [m for m in (self.data, new, old) if m.get("rope_theta") is not None]
-        thetas = sorted({Keys(m, self.where).number("rope_theta") for m in maps})
-        if len(thetas) > 1:
-            raise ScantlingInputError(f"{self.where}: rope_theta is {' and '.join(map(str, thetas))}; they must agree")
-        return thetas[0] if thetas else 10000.0
-
-    def _mapping(self, name: str) -> Mapping[str, Any]:
-        value = self.raw(name, {})
-        if not isinstance(value, Mapping):
-            raise ScantlingInputError(f"{self.where}: {name} is {shown(value)}; a mapping is needed")
         return value
 
     def finish(self, irrelevant: frozenset[str]) -> None:

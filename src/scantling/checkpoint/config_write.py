@@ -147,10 +147,9 @@ def layers_of(card: Card) -> list[Layer]:
 
 
 def window_keys(card: Card) -> dict[str, Any]:
-    """sliding_window and layer_types, by the windows of the card and its pattern."""
+    """layer_types, and sliding_window where a layer has one: null would stop originals that prepare both masks."""
     attentions = [layer.attention or card.attention for layer in layers_of(card)]
     windows = [attention.window if isinstance(attention, MultiHead) else None for attention in attentions]
-    return {
-        "sliding_window": next((window for window in windows if window is not None), None),
-        "layer_types": [FULL if window is None else SLIDING for window in windows],
-    }
+    types = [FULL if window is None else SLIDING for window in windows]
+    first = next((window for window in windows if window is not None), None)
+    return {"layer_types": types} | ({} if first is None else {"sliding_window": first})

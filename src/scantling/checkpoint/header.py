@@ -15,6 +15,8 @@ from math import prod
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
+import msgspec
+
 from scantling.checkpoint.files import CONVERT, Elsewhere, Place, foreign_kind, open_regular, refuse
 from scantling.checkpoint.files import shown as shown
 from scantling.checkpoint.strict_json import JsonReader, natural
@@ -46,15 +48,16 @@ DTYPES = {
 _FIELDS = ("dtype", "shape", "data_offsets")
 _NUMBER = r"(?:0|[1-9][0-9]{0,18})"
 _PLAIN_ENTRY = re.compile(
-    rf'\{{"dtype":"([A-Z0-9_]+)","shape":\[((?:{_NUMBER}(?:,{_NUMBER}){{0,63}})?)\],'
-    rf'"data_offsets":\[({_NUMBER}),({_NUMBER})\]\}}'
+    r'"([^"\\\x00-\x1f]*)":\{"dtype":"'
+    rf'([A-Z0-9_]+","shape":\[(?:{_NUMBER}(?:,{_NUMBER}){{0,63}})?)\],"data_offsets":\[({_NUMBER}),({_NUMBER})\]\}}'
+    r"(?:,|(\}[ \t\n\r]*\Z))|[\s\S]"
 )
-"""An entry as the library writes it; any other spelling is read as JSON."""
+"""A tensor as the library writes it, and what follows; one character of anything else, without a group."""
+_METADATA = '{"__metadata__":'
 _PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(msgspec.Struct, frozen=True, gc=False):
     """One tensor of a safetensors file: `start` and `nbytes` are bytes, `start` counted from the start of the file."""
 
     name: str
@@ -72,11 +75,24 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """The header of one file: tensors by name in header order, and ``__metadata__``."""
+    """The header of one file.
+
+    Attributes:
+        tensors: by name in header order; their bytes cover the file from `data_start` to its end.
+        metadata: ``__metadata__``.
+        nbytes: of the whole file.
+    """
 
     path: Place
     tensors: dict[str, TensorInfo]
     metadata: dict[str, str]
+    data_start: int
+    nbytes: int
+
+    @property
+    def tensor_nbytes(self) -> int:
+        """Bytes of all tensors together."""
+        return self.nbytes - self.data_start
 
 
 def _header_bytes(path: Place, file: BinaryIO, size: int, limit: int) -> bytes:
@@ -104,19 +120,43 @@ def _header_bytes(path: Place, file: BinaryIO, size: int, limit: int) -> bytes:
     return raw
 
 
-def _plain_entry(text: JsonReader, name: str, data_start: int) -> TensorInfo | None:
-    """The entry if it is spelled as the library does and true; None leaves it unread."""
-    plain = _PLAIN_ENTRY.match(text.text, text.pos)
-    if plain is None or plain[1] not in DTYPES:
+def _usual(text: JsonReader, data_start: int, size: int) -> tuple[dict[str, TensorInfo] | None, dict[str, str]]:
+    """A header as the library writes it, in one pass: a checkpoint may have tens of thousands of tensors."""
+    metadata: dict[str, str] = {}
+    text.pos = 1
+    if text.text.startswith(_METADATA):
+        text.pos = len(_METADATA)
+        metadata = _metadata(text)
+        text.pos += text.peek() == ","
+    return _plain_tensors(text, data_start, size), metadata
+
+
+def _plain_tensors(text: JsonReader, data_start: int, size: int) -> dict[str, TensorInfo] | None:
+    """All tensors from the reader's place on, if every one is spelled as the library does and starts where the one
+    before ends; None where one is not, or is not true, or has the name of another.
+    """
+    tensors: dict[str, TensorInfo] = {}
+    kinds: dict[str, tuple[str, tuple[int, ...], int]] = {}
+    at, count, closed, path = 0, 0, None, text.path
+    for found in _PLAIN_ENTRY.finditer(text.text, text.pos):
+        name, stored, begin, end, closed = found.groups()
+        kind = None if name is None else kinds.get(stored) or _kind(stored)
+        if kind is None or int(begin) != at or int(end) != at + kind[2]:
+            return None
+        kinds[stored] = kind
+        tensors[name] = TensorInfo(name, kind[0], kind[1], path, data_start + at, kind[2])
+        at, count = at + kind[2], count + 1
+    whole = closed is not None and data_start + at == size and len(tensors) == count
+    return tensors if whole and "__metadata__" not in tensors else None
+
+
+def _kind(stored: str) -> tuple[str, tuple[int, ...], int] | None:
+    """The dtype, shape and bytes of what a plain entry says up to the end of its shape."""
+    code, _, sides = stored.partition('","shape":[')
+    shape = tuple(map(int, sides.split(","))) if sides else ()
+    if code not in DTYPES or not all(map(natural, shape)):
         return None
-    shape, begin, end = tuple(map(int, plain[2].split(","))) if plain[2] else (), int(plain[3]), int(plain[4])
-    dtype = DTYPES[plain[1]]
-    nbytes = prod(shape) * DTYPE_BYTES[dtype]
-    # Sizes whose bytes end below 2^63 are below it, too, unless one of them is 0.
-    if end - begin != nbytes or not natural(end) or not (nbytes or all(map(natural, shape))):
-        return None
-    text.pos = plain.end()
-    return TensorInfo(name, dtype, shape, text.path, data_start + begin, nbytes)
+    return DTYPES[code], shape, prod(shape) * DTYPE_BYTES[DTYPES[code]]
 
 
 def _fields(text: JsonReader, where: str) -> tuple[object, object, object]:
@@ -129,8 +169,6 @@ def _fields(text: JsonReader, where: str) -> tuple[object, object, object]:
 
 
 def _entry(text: JsonReader, name: str, data_start: int) -> TensorInfo:
-    if (plain := _plain_entry(text, name, data_start)) is not None:
-        return plain
     where, at = f"tensor {shown(name)}", text.pos
     code, shape, offsets = _fields(text, where)
     if not isinstance(code, str) or code not in DTYPES:
@@ -211,16 +249,25 @@ def read_safetensors(path: str | os.PathLike[str] | Elsewhere, *, limit: int = H
         raw = _header_bytes(path, file, size, min(limit, FORMAT_LIMIT))
     text = JsonReader(path, raw, 8)
     data_start = 8 + len(raw)
+    plain, metadata = _usual(text, data_start, size)
+    if plain is not None:
+        return SafetensorsHeader(path, plain, metadata, data_start, size)
+    text.pos = 0
     tensors: dict[str, TensorInfo] = {}
-    metadata: dict[str, str] = {}
     for name in text.members("the header", "tensor name"):
         if name == "__metadata__":
-            for key in text.members("__metadata__", "key"):
-                if len(metadata) == _MAX_METADATA:
-                    text.fail(f"__metadata__ has more than {_MAX_METADATA} keys")
-                metadata[key] = text.string(f"the value of {shown(key)} in __metadata__")
+            metadata = _metadata(text)
         else:
             tensors[name] = _entry(text, name, data_start)
     text.finish()
     _check_coverage(path, tensors.values(), data_start, size)
-    return SafetensorsHeader(path, tensors, metadata)
+    return SafetensorsHeader(path, tensors, metadata, data_start, size)
+
+
+def _metadata(text: JsonReader) -> dict[str, str]:
+    metadata: dict[str, str] = {}
+    for key in text.members("__metadata__", "key"):
+        if len(metadata) == _MAX_METADATA:
+            text.fail(f"__metadata__ has more than {_MAX_METADATA} keys")
+        metadata[key] = text.string(f"the value of {shown(key)} in __metadata__")
+    return metadata

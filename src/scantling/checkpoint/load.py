@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scantling.cards import Card
@@ -59,12 +60,50 @@ class Loaded:
     text_rules: TextRules = field(default_factory=TextRules)
 
 
-def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Loaded:
-    """Read a folder or file of safetensors.
+@dataclass(frozen=True)
+class DescribedFolder:
+    """Safetensors whose headers describe a whole model; see `Loaded` for what else is known.
 
-    Args:
-        weights_of: the weights that a card's model has, by our names.
-        dtype: of the result; None keeps the file's.
+    Attributes:
+        tensors: of the files, by their names there.
+        names: their names there, by their usual ones; a usual one that is not here stands for zeros.
+        wanted: shapes by the usual names.
+        copies: names of tensors that repeat the token table.
+        computed: by their names there, our names of tensors that the model computes itself.
+    """
+
+    kind: Family
+    where: Path
+    config: Path
+    card: Card
+    weights: Shapes
+    table: list[Link]
+    tensors: Mapping[str, TensorInfo]
+    names: Mapping[str, str]
+    wanted: Shapes
+    copies: list[str]
+    computed: Mapping[str, str]
+    notes: tuple[str, ...]
+
+    @property
+    def read(self) -> list[TensorInfo]:
+        """The tensors that the model is made of."""
+        return [self.tensors[name] for name in self.names.values()]
+
+    def copy_notes(self, same: Callable[[str, str], bool]) -> list[str]:
+        """A note for each tensor that repeats the token table, as a head or as another stack's table.
+
+        Args:
+            same: whether two tensors of the files are equal.
+
+        Raises:
+            ScantlingInputError: one differs from the table.
+        """
+        return [_check_copy(same, name, self) for name in self.copies]
+
+
+def describe_safetensors(found: Found, weights_of: Weights) -> DescribedFolder:
+    """Read the headers of a folder or file and hold them against the model that its config names.
 
     Raises:
         ScantlingInputError: a file is malformed, or a tensor is missing, unknown, or of another shape.
@@ -82,17 +121,37 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
     wanted = foreign_shapes(table, weights)
     names, extra = match(shapes, wanted, kind.prefix, ignored, str(where), kind.renamed, kind.absent)
     notes = [*header.notes, *_wrapper_notes(names), *_unread_notes(shapes.keys() - names.values() - set(extra))]
-    read = _reader(header.tensors)
     again = {*kind.copies, *(name.removeprefix(kind.prefix) for name in heads(rows) if card.tied)}
     copies = [name for name in extra if bare(name, kind.renamed).removeprefix(kind.prefix) in again]
-    notes += [_check_copy(read, name, names, table, str(where), kind) for name in copies]
     computed = _computed(kind, card, [name for name in extra if name not in copies], str(where))
-    target, mixed = _dtype([header.tensors[name] for name in names.values()], dtype)
-    zeros = need("torch", "load weights").zeros
+    tensors = header.tensors
+    return DescribedFolder(
+        kind, where, config, card, weights, table, tensors, names, wanted, copies, computed, tuple(notes)
+    )
+
+
+def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Loaded:
+    """Read a folder or file of safetensors.
+
+    Args:
+        weights_of: the weights that a card's model has, by our names.
+        dtype: of the result; None keeps the file's.
+
+    Raises:
+        ScantlingInputError: a file is malformed, or a tensor is missing, unknown, or of another shape.
+    """
+    torch = need("torch", "load weights")
+    file = describe_safetensors(found, weights_of)
+    read, config, card = _reader(file.tensors), file.config, file.card
+    notes = [*file.notes, *file.copy_notes(lambda a, b: torch.equal(read(a), read(b)))]
+    name, mixed = dtype_of(file.read, dtype)
+    target = getattr(torch, name)
     tensors = _translate(
-        table,
-        weights,
-        lambda name: read(names[name]).to(target) if name in names else zeros(wanted[name], dtype=target),
+        file.table,
+        file.weights,
+        lambda name: (
+            read(file.names[name]).to(target) if name in file.names else torch.zeros(file.wanted[name], dtype=target)
+        ),
     )
     return Loaded(
         card,
@@ -101,7 +160,7 @@ def load_safetensors(found: Found, weights_of: Weights, dtype: str | None) -> Lo
         end_ids(config),
         start_id(config),
         labels(config, card),
-        {ours: read(name) for name, ours in computed.items()},
+        {ours: read(name) for name, ours in file.computed.items()},
         Origin(read_json(config), config.parent),
         text_rules(config.parent) if card.family == "encoder" else TextRules(),
     )
@@ -186,17 +245,16 @@ def _reader(infos: Mapping[str, TensorInfo]) -> Callable[[str], Tensor]:
     return read
 
 
-def _check_copy(
-    read: Callable[[str], Tensor], copy: str, names: Mapping[str, str], table: list[Link], where: str, kind: Family
-) -> str:
+def _check_copy(same: Callable[[str, str], bool], copy: str, file: DescribedFolder) -> str:
     """The note about a tensor that repeats the token table, as a head or as another stack's table."""
-    embed = next(link.theirs[0] for link in table if link.ours == ("embed.weight",))
-    torch = need("torch", "compare weights")
-    if not torch.equal(read(copy), read(names[embed])):
+    embed, kind = next(link.theirs[0] for link in file.table if link.ours == ("embed.weight",)), file.kind
+    if not same(copy, file.names[embed]):
         what, end = "ties the head to the embeddings", "; set tie_word_embeddings to false"
         if bare(copy, kind.renamed).removeprefix(kind.prefix) in kind.copies:
             what, end = "has one table for source and target", ""
-        raise ScantlingInputError(f"{where}: the config {what}, but {copy!r} and {names[embed]!r} differ{end}")
+        raise ScantlingInputError(
+            f"{file.where}: the config {what}, but {copy!r} and {file.names[embed]!r} differ{end}"
+        )
     return f"{copy!r} is stored again and equals the embeddings it is tied to"
 
 
@@ -232,15 +290,18 @@ def _unread_notes(unread: Iterable[str]) -> list[str]:
     return [f"not read: {', '.join(map(repr, names[:6]))}{more}"]
 
 
-def _dtype(infos: list[TensorInfo], asked: str | None) -> tuple[Any, tuple[str, ...]]:
-    """The dtype of the net: asked for, or the file's; the widest where a file mixes them."""
-    torch = need("torch", "load weights")
+def dtype_of(infos: list[TensorInfo], asked: str | None = None) -> tuple[str, tuple[str, ...]]:
+    """The dtype of the net: asked for, or the file's; float32 where a file mixes them, and a note that it does.
+
+    Raises:
+        ScantlingInputError: a tensor holds no floating-point numbers.
+    """
     found = sorted({info.dtype for info in infos}, key=lambda name: (name != "float32", name != "float64", name))
     if odd := [name for name in found if name not in ("float64", "float32", "float16", "bfloat16")]:
         info = next(info for info in infos if info.dtype == odd[0])
         raise ScantlingInputError(f"{info.file}: tensor {info.name!r} is {odd[0]}; weights are floating-point numbers")
     if asked:
-        return getattr(torch, asked), ()
+        return asked, ()
     if len(found) == 1:
-        return getattr(torch, found[0]), ()
-    return torch.float32, (f"the file mixes {', '.join(found)}; loaded as float32",)
+        return found[0], ()
+    return "float32", (f"the file mixes {', '.join(found)}; loaded as float32",)

@@ -66,7 +66,11 @@ def matched(
         absent: patterns of names in the table that the file may lack.
     """
     out = Matched()
-    for name in found:
+    # Where every name is the table's own nothing has to be looked for.
+    alike = not renamed and found.keys() <= wanted.keys()
+    if alike:
+        out.names = dict(zip(found, found, strict=True))
+    for name in found if not alike else ():
         plain = bare(name, renamed)
         full = plain if plain in wanted else prefix + plain
         if full in out.names:
@@ -79,7 +83,8 @@ def matched(
             out.extra.append(name)
     lacking = [name for name in wanted if name not in out.names]
     out.missing = [name for name in lacking if not any(re.fullmatch(p, name.removeprefix(prefix)) for p in absent)]
-    out.misshapen = [full for full, name in out.names.items() if tuple(found[name]) != tuple(wanted[full])]
+    if found != wanted:
+        out.misshapen = [full for full, name in out.names.items() if tuple(found[name]) != tuple(wanted[full])]
     return out
 
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 Shape = tuple[int, ...]
@@ -13,7 +14,10 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Transform:
-    """An invertible change of layout between their tensors and ours. This one changes nothing."""
+    """An invertible change of layout between their tensors and ours. This one changes nothing.
+
+    `load` takes arrays of numpy as well as tensors.
+    """
 
     def load(self, theirs: Sequence[Any], shapes: Sequence[Shape]) -> list[Any]:
         """Our tensors, of `shapes`, from theirs."""
@@ -37,7 +41,7 @@ class Transpose(Transform):
     """Theirs are stored (d_in, d_out), as GPT-2's Conv1D does; vectors stay."""
 
     def load(self, theirs: Sequence[Any], shapes: Sequence[Shape]) -> list[Any]:
-        return [x.t() if x.dim() == 2 else x for x in theirs]
+        return [x.T if x.ndim == 2 else x for x in theirs]
 
     def save(self, ours: Sequence[Any]) -> list[Any]:
         return self.load(ours, ())
@@ -66,6 +70,12 @@ class Unsqueeze(Transform):
         return shape[1:]
 
 
+def _cuts(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Where consecutive pieces of these lengths begin and end."""
+    ends = list(accumulate(lengths))
+    return list(zip([0, *ends], ends, strict=False))
+
+
 @dataclass(frozen=True)
 class Split(Transform):
     """Theirs is one tensor, ours are its consecutive rows; `inner` is applied to theirs first."""
@@ -74,7 +84,7 @@ class Split(Transform):
 
     def load(self, theirs: Sequence[Any], shapes: Sequence[Shape]) -> list[Any]:
         (whole,) = self.inner.load(theirs, ())
-        return list(whole.split([shape[0] for shape in shapes], 0))
+        return [whole[start:end] for start, end in _cuts([shape[0] for shape in shapes])]
 
     def save(self, ours: Sequence[Any]) -> list[Any]:
         import torch
@@ -101,7 +111,8 @@ class Interleave(Transform):
     def load(self, theirs: Sequence[Any], shapes: Sequence[Shape]) -> list[Any]:
         (whole,) = theirs
         grouped = whole.reshape(self.groups, -1, *whole.shape[1:])
-        return [x.flatten(0, 1) for x in grouped.split([shape[0] // self.groups for shape in shapes], 1)]
+        pieces = [grouped[:, start:end] for start, end in _cuts([shape[0] // self.groups for shape in shapes])]
+        return [x.reshape(-1, *x.shape[2:]) for x in pieces]
 
     def save(self, ours: Sequence[Any]) -> list[Any]:
         import torch
@@ -118,6 +129,10 @@ class Stack(Transform):
     """Theirs are many equal tensors, ours is one with a new first axis: the experts."""
 
     def load(self, theirs: Sequence[Any], shapes: Sequence[Shape]) -> list[Any]:
+        if hasattr(theirs[0], "__array_interface__"):
+            import numpy
+
+            return [numpy.stack(list(theirs))]
         import torch
 
         return [torch.stack(list(theirs))]
@@ -134,7 +149,7 @@ class TransposeEach(Transform):
     """Theirs is a stack of matrices stored (d_in, d_out), one per expert; a stack of vectors stays."""
 
     def load(self, theirs: Sequence[Any], shapes: Sequence[Shape]) -> list[Any]:
-        return [x.transpose(1, 2) if x.dim() == 3 else x for x in theirs]
+        return [x.swapaxes(1, 2) if x.ndim == 3 else x for x in theirs]
 
     def save(self, ours: Sequence[Any]) -> list[Any]:
         return self.load(ours, ())

@@ -20,7 +20,7 @@ def rope(
     d_head: int,
     context: int,
     *,
-    fraction: float = 1.0,
+    fraction: float | None = None,
     theta: float = 10000.0,
     spelled: Mapping[str, str] | None = None,
     trained: int | None = None,
@@ -30,16 +30,22 @@ def rope(
     Args:
         d_head: channels of a head.
         context: max_position_embeddings, the trained length where a scaling does not say another.
-        fraction: of the channels that are turned, where the config does not say.
+        fraction: of the channels that are turned, where the config does not say; None for a family that turns all of
+            them: its original passes over partial_rotary_factor, so a config that asks for a part is refused.
         theta: the base, where the config does not say.
-        spelled: old keys of this family's own, by the new name of what they say.
+        spelled: old keys of this family's own, by the new name of what they say. Where no mapping says it, they decide,
+            with their default where they are missing: the originals pass over the new name beside the mappings.
         trained: original_max_position_embeddings beside the mappings, where the config does not say.
 
     Raises:
         ScantlingInputError: the spellings contradict each other, or a scaling is unknown or incomplete.
     """
     old, new = _mapping(keys, "rope_scaling"), _mapping(keys, "rope_parameters")
-    own = {name: keys.raw(key) for name, key in (spelled or {}).items()}
+    usual = {"rope_theta": theta, "partial_rotary_factor": fraction}
+    own = {
+        name: keys.raw(key, None if name in old or name in new else usual[name])
+        for name, key in (spelled or {}).items()
+    }
     beside = {name: keys.raw(name) for name in ("rope_theta", "partial_rotary_factor")}
     beside["original_max_position_embeddings"] = keys.raw("original_max_position_embeddings", trained)
     return section(keys.where, _agreeing(keys, [beside, own, old, new]), d_head, context, fraction, theta)
@@ -86,14 +92,19 @@ def section(
     values: Mapping[str, Any],
     d_head: int,
     context: int,
-    fraction: float = 1.0,
+    fraction: float | None = None,
     theta: float = 10000.0,
 ) -> dict[str, Any]:
     """The same from one mapping in the new spelling, such as the one of a layer type."""
     named = _RopeKeys(dict(values), where)
     trained_length = named.size("original_max_position_embeddings", context)
     kind = named.raw("rope_type", "default")
-    share = named.number("partial_rotary_factor", fraction)
+    if kind == "dynamic":
+        # Its original starts to stretch where the context ends, whatever else the config says.
+        named.only("original_max_position_embeddings", context)
+    if fraction is None:
+        named.only("partial_rotary_factor", 1.0, 1)
+    share = named.number("partial_rotary_factor", 1.0 if fraction is None else fraction)
     if not 0 < share <= 1:
         right = "a number above 0 and at most 1 is needed"
         raise ScantlingInputError(f"{where}: partial_rotary_factor is {share}; {right}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NoReturn
 
@@ -44,13 +45,10 @@ def _read_index(path: Path) -> tuple[dict[str, str], int | None]:
     total: object = None
     for key in text.members("the index", "key"):
         if key == "weight_map":
-            weight_map, checked = {}, set()
-            for name in text.members("weight_map", "tensor name"):
-                at = text.pos
-                shard = text.string("the shard of a tensor")
-                if shard not in checked:
-                    checked.add(_plain_name(text, shard, name, at))
-                weight_map[name] = shard
+            at = text.pos
+            weight_map = text.strings("weight_map", "tensor name", "the shard of a tensor")
+            for shard in dict.fromkeys(weight_map.values()):
+                _check_name(text, shard, weight_map, at)
         else:
             value = text.small(f"the value of {shown(key)}", _INDEX_EXTRA_CHARS)
             if key == "metadata" and isinstance(value, dict):
@@ -63,15 +61,15 @@ def _read_index(path: Path) -> tuple[dict[str, str], int | None]:
     return weight_map, total if isinstance(total, int) and natural(total) else None
 
 
-def _plain_name(text: JsonReader, shard: str, tensor: str, at: int) -> str:
+def _check_name(text: JsonReader, shard: str, weight_map: Mapping[str, str], at: int) -> None:
     plain = PurePosixPath(shard).name == shard == PureWindowsPath(shard).name and shard.isprintable()
     if not plain or not shard.endswith(".safetensors"):
+        tensor = next(name for name, its in weight_map.items() if its == shard)
         text.fail(
             f"tensor {shown(tensor)} is in {shown(shard)}; a shard must be a plain file name in the same folder "
             "that ends in .safetensors",
             at,
         )
-    return shard
 
 
 @dataclass(frozen=True)
@@ -89,30 +87,42 @@ class Shards:
     total: int | None
     headers: dict[str, SafetensorsHeader]
 
-    @property
+    @cached_property
+    def agrees(self) -> bool:
+        """Whether every tensor lies in the shard that the index names, and there is no other."""
+        stored: dict[str, str] = {}
+        for shard, header in self.headers.items():
+            stored.update(dict.fromkeys(header.tensors, shard))
+        return stored == self.weight_map and len(stored) == sum(len(h.tensors) for h in self.headers.values())
+
+    @cached_property
     def missing(self) -> list[str]:
         """Shards that the index names and that are not there."""
         return sorted(set(self.weight_map.values()) - self.headers.keys())
 
-    @property
+    @cached_property
     def lost(self) -> list[str]:
         """Tensors that the index puts into a shard that is not there."""
-        return [name for name, shard in self.weight_map.items() if shard not in self.headers]
+        return [name for name, shard in self.weight_map.items() if shard not in self.headers] if self.missing else []
 
-    @property
+    @cached_property
     def absent(self) -> list[tuple[str, str]]:
         """Tensors and the shard that the index gives them and that lacks them."""
+        if self.agrees:
+            return []
         found = ((name, shard, self.headers.get(shard)) for name, shard in self.weight_map.items())
         return [(name, shard) for name, shard, header in found if header and name not in header.tensors]
 
-    @property
+    @cached_property
     def extra(self) -> list[tuple[str, str]]:
         """Tensors, and their shard, that the index leaves out."""
-        return [(name, shard) for name, shard in self._stored() if name not in self.weight_map]
+        return [] if self.agrees else [(name, shard) for name, shard in self._stored() if name not in self.weight_map]
 
-    @property
+    @cached_property
     def copies(self) -> list[tuple[str, str]]:
         """Tensors and shards that hold them although the one that the index names holds them too."""
+        if self.agrees:
+            return []
         elsewhere = ((name, shard, self.weight_map.get(name, shard)) for name, shard in self._stored())
         return [(name, shard) for name, shard, said in elsewhere if said != shard and self._holds(said, name)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -12,6 +13,8 @@ from scantling.checkpoint.files import Place, refuse, shown
 _SPACE = re.compile(r"[ \t\n\r]*")
 _PLAIN_STRING = re.compile(r'[ \t\n\r]*"([^"\\\x00-\x1f]*)"')
 _PLAIN_KEY = re.compile(r'[ \t\n\r]*"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*')
+_FEW = 8
+"""Objects in a text that is read at once."""
 _COMMA = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
 
 
@@ -21,11 +24,10 @@ def natural(value: object) -> bool:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"duplicate key {shown(key)}")
-        found[key] = value
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"duplicate key {shown(twice)}")
     return found
 
 
@@ -87,6 +89,19 @@ class JsonReader:
             elif (char := self.peek()) != "}":
                 self.fail(f"{where} needs ',' or '}}' after {shown(key)}")
         self.pos += 1
+
+    def strings(self, where: str, noun: str, value: str) -> dict[str, str]:
+        """An object whose values are strings; `value` is what they are, for messages."""
+        if "\\" not in self.text and "[" not in self.text and self.text.count("{") <= _FEW:
+            # So few objects and no array cannot take much more memory than their text.
+            try:
+                found, end = _DECODER.raw_decode(self.text, self.pos)
+            except ValueError:
+                found, end = None, self.pos
+            if type(found) is dict and set(map(type, found.values())) <= {str}:
+                self.pos = end
+                return found
+        return {key: self.string(value) for key in self.members(where, noun)}
 
     def string(self, where: str) -> str:
         """A string, of characters only."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from scantling.assembly import assemble
 from scantling.checkpoint.find import card_of, default_model, find
@@ -23,15 +24,19 @@ MOST = 2**20
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--engine", "engines", metavar="E,...", help="torch, packed, packed-int8. [default: all that can]")
-@click.option("--dtype", "dtypes", metavar="D,...", help="Of torch's weights. [default: float32,bfloat16]")
+@click.option(
+    "--engine", "engines", metavar="E,...", help="torch, packed, packed-int8, compile. [default: the first 3]"
+)
+@click.option(
+    "--dtype", "dtypes", metavar="D,...", help="Of torch's and compile's weights. [default: float32,bfloat16]"
+)
 @click.option("--width", default="stored", show_default=True, help="Of packed matrices: stored, f32, bf16, q8_0, ...")
 @click.option("--cache", "caches", default="full", metavar="C,...", help="full, ring, int8, paged, ... [default: full]")
 @click.option("--batch", "batches", default="1", metavar="B,...", help="Rows. [default: 1]")
 @click.option("--prompt", "lengths", default="128,512", metavar="T,...", help="Tokens of a prompt. [default: 128,512]")
 @click.option("--tokens", type=click.IntRange(1, MOST), default=32, show_default=True, help="After the first new one.")
 @click.option("--rounds", type=click.IntRange(1, 1000), default=3, show_default=True, help="After one to warm up.")
-@click.option("--against", default="", metavar="P,...", help="transformers, llama.cpp, openvino: same weights.")
+@click.option("--against", default="", metavar="P,...", help="transformers, llama.cpp, llama-server, openvino.")
 @click.option("--png", type=click.Path(path_type=Path), metavar="FILE", help="Draw the rates.")
 @click.option("--drift", is_flag=True, help="No times: how far every way of running is from float32, by layer.")
 @click.option("--text", type=click.Path(path_type=Path), metavar="FILE", help="Of --drift; default: random ids.")
@@ -76,29 +81,41 @@ def command(model: str | None, **given: Any) -> None:
 
 def _drift(model: str | None, given: dict[str, Any]) -> None:
     """`--drift`."""
-    from scantling.benches.drift import drifts, sample_ids
+    from scantling.benches.drift import drifts, places, sample_ids
+    from scantling.cards.rules import position_limit, positions_text
     from scantling.model import from_card, load
 
-    if given["against"] or given["png"] is not None:
-        raise ScantlingInputError("--drift measures no times: leave --against and --png out")
+    _refuse_timed()
     name = str(default_model()) if model is None else model
     initial = find(name, revision=given["revision"]).kind in ("preset", "card")
     lm = from_card(name) if initial else load(name, dtype="float32", revision=given["revision"])
     lm.net.requires_grad_(False).eval()
     lengths = sorted(_numbers(given["lengths"], "--prompt"))
-    if lengths[-1] > lm.card.context:
-        raise ScantlingInputError(f"{lengths[-1]:,} tokens are asked for and the context is {lm.card.context:,}")
+    limit = position_limit(lm.card) if lm.parts.two_stacks else lm.card.context
+    if limit is not None and lengths[-1] > limit:
+        has = positions_text(lm.card) if lm.parts.two_stacks else f"a context of {limit:,}"
+        raise ScantlingInputError(f"{lengths[-1]:,} tokens are asked for and {lm.card.name} has {has}")
     text = None if given["text"] is None else _text(given["text"])
     with bench_view.Progress() as progress:
         found, missing = drifts(lm, sample_ids(lm, lengths[-1], text), lengths, progress.say)
     for line in missing:
         click.echo(f"note: {line}", err=True)
     if given["as_json"]:
-        show.emit(
-            {"model": name, "initial_weights": initial, "rows": [asdict(row) for row in found], "missing": missing}
-        )
+        rows = [asdict(row) for row in found]
+        told = {"model": name, "initial_weights": initial, "places": places(lm), "rows": rows, "missing": missing}
+        show.emit(told)
     else:
-        bench_view.drift(name, initial, found)
+        bench_view.drift(name, initial, found, places(lm))
+
+
+def _refuse_timed() -> None:
+    """Raise where an option that is for times was given."""
+    context = click.get_current_context()
+    kept = ("model", "lengths", "drift", "text", "revision", "as_json")
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name not in kept and source is ParameterSource.COMMANDLINE:
+            raise ScantlingInputError(f"--drift measures no times: leave {option.opts[0]} out")
 
 
 def _text(path: Path) -> str:
@@ -134,20 +151,24 @@ def contenders(subject: Subject, given: dict[str, Any]) -> tuple[list[Contender]
     Raises:
         ScantlingInputError: no such engine, dtype or peer, or an engine that was asked for and cannot run.
     """
-    from scantling.benches.plan import ENGINES, PEERS, Contender
+    from scantling.benches.plan import ENGINES, PEERS, UNASKED, Contender
     from scantling.native.program import outline
 
     asked = given["engines"]
-    engines = _known(asked, "--engine", ENGINES) if asked else list(ENGINES)
+    engines = _known(asked, "--engine", ENGINES) if asked else list(UNASKED)
     dtypes = [weights_dtype(name) for name in _list(given["dtypes"] or "float32,bfloat16", "--dtype")]
     why, missing = outline(subject.parts), list[str]()
-    if isinstance(why, str) and (packed := [name for name in engines if name != "torch"]):
+    if isinstance(why, str) and (packed := [name for name in engines if name.startswith("packed")]):
         text = f"{' and '.join(packed)}: the compiled pass does not know this model: {why}"
         if asked:
             raise ScantlingInputError(text)
         missing.append(text)
         engines = ["torch"]
-    who = [Contender(name, dtype) for name in engines for dtype in (dtypes if name == "torch" else [subject.width])]
+    who = [
+        Contender(name, dtype)
+        for name in engines
+        for dtype in ([subject.width] if name.startswith("packed") else dtypes)
+    ]
     for peer in _known(given["against"], "--against", PEERS) if given["against"] else []:
         if peer == "transformers":
             who += [Contender(peer, dtype) for dtype in dtypes]

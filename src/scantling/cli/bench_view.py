@@ -54,7 +54,7 @@ def tables(subject: Subject, found: Found, rounds: int) -> None:
     else:
         columns = ("contender", "cache", "B", "prompt", *rated, "first token", *beside)
         show.table(columns, [_prefill(row, found) for row in found.rows], "prefill")
-        columns = ("contender", "cache", "B", "after", *rated, "a token", "read a token", *beside)
+        columns = ("contender", "cache", "B", "after", *rated, "a step", "read a token", *beside)
         show.table(columns, [_decode(row, found) for row in found.rows if row.decode_rate], "decode")
     columns = ("contender", "cache", "B", "prompt", "resident at most", "keys and values", "predicted")
     show.table(columns, [_memory(row) for row in found.rows], "memory")
@@ -65,22 +65,25 @@ def tables(subject: Subject, found: Found, rounds: int) -> None:
     show.table(("contender", "loaded in", "this machine reads", "of", "and multiplies"), machine)
 
 
-def drift(name: str, initial: bool, found: Sequence[Drift]) -> None:
-    """What each way costs at each length, and at the longest one by layer."""
+def drift(name: str, initial: bool, found: Sequence[Drift], places: Sequence[str]) -> None:
+    """What each way costs at each length, and at the longest one by layer.
+
+    Args:
+        places: names of where the stream is compared.
+    """
     weights = "initial weights" if initial else "its weights"
     show.say(f"{name}, {weights}: how far each way is from a whole pass in float32 with the fused kernel")
     show.say()
     columns = ("what", "way", "tokens", "last layer", "worst layer", "logits", "log-probability", "same choice")
-    show.table(columns, [_way(row) for row in found], "root mean square, over that of the plain pass")
+    show.table(columns, [_way(row, places) for row in found], "root mean square, over that of the plain pass")
     longest = max((row.tokens for row in found), default=0)
     deep = [row for row in found if row.layers is not None and row.tokens == longest]
     if deep:
-        names = ["embeddings", *(f"block {i}" for i in range(len(deep[0].layers or ()) - 1))]
         values = [[f"{x:.1e}" for x in row.layers or ()] for row in deep]
-        show.table(("after", *(row.way for row in deep)), list(zip(names, *values, strict=True)), f"{longest} tokens")
+        show.table(("after", *(row.way for row in deep)), list(zip(places, *values, strict=True)), f"{longest} tokens")
 
 
-def _way(row: Drift) -> tuple[Any, ...]:
+def _way(row: Drift, places: Sequence[str]) -> tuple[Any, ...]:
     layers = None if row.layers is None else [f"{x:.1e}" for x in row.layers]
     worst = None if row.layers is None else max(range(len(row.layers)), key=lambda i: row.layers[i])  # type: ignore[index]
     return (
@@ -88,7 +91,7 @@ def _way(row: Drift) -> tuple[Any, ...]:
         row.way,
         row.tokens,
         None if layers is None else layers[-1],
-        None if layers is None or worst is None else f"{layers[worst]}, {'embeddings' if not worst else worst - 1}",
+        None if layers is None or worst is None else f"{layers[worst]}, {places[worst]}",
         f"{row.logits:.1e}",
         None if row.likely is None else f"{row.likely:.1e}",
         None if row.agree is None else f"{100 * row.agree:.4g} %",
@@ -120,13 +123,12 @@ def ratios(row: Row, found: Found, phase: str) -> Iterator[float | None]:
 
 def _texts(row: Row, found: Found) -> tuple[Any, ...]:
     rate = row.text_rate
-    head = (row.contender.name, row.load.batch, row.load.prompt, rate.median, rate.low, rate.high)
-    return (*head, row.prefill_rate.median, _share(row.prefill_share), *ratios(row, found, "text"))
+    head = (row.contender.name, row.load.batch, row.load.prompt, *_rated(rate))
+    return (*head, _whole(row.prefill_rate.median), _share(row.prefill_share), *ratios(row, found, "text"))
 
 
 def _prefill(row: Row, found: Found) -> tuple[Any, ...]:
-    rate = row.prefill_rate
-    head = (row.contender.name, row.load.cache, row.load.batch, row.load.prompt, rate.median, rate.low, rate.high)
+    head = (row.contender.name, row.load.cache, row.load.batch, row.load.prompt, *_rated(row.prefill_rate))
     return (*head, _seconds(row.first.median), _share(row.prefill_share), *ratios(row, found, "prefill"))
 
 
@@ -134,10 +136,19 @@ def _decode(row: Row, found: Found) -> tuple[Any, ...]:
     rate, step, read = row.decode_rate, row.step, row.decode
     assert rate is not None
     assert step is not None
-    head = (row.contender.name, row.load.cache, row.load.batch, row.load.prompt, rate.median, rate.low, rate.high)
+    head = (row.contender.name, row.load.cache, row.load.batch, row.load.prompt, *_rated(rate))
     each = bytes_text(read.nbytes // row.load.batch) if read is not None else None
-    tail = (_seconds(step.median / row.load.batch), each, _share(row.decode_share))
+    tail = (_seconds(step.median), each, _share(row.decode_share))
     return (*head, *tail, *ratios(row, found, "decode"))
+
+
+def _rated(rate: Spread) -> tuple[float, ...]:
+    return tuple(map(_whole, (rate.median, rate.low, rate.high)))
+
+
+def _whole(rate: float) -> float:
+    """A large rate without a fraction, which a table would write as a power of ten."""
+    return round(rate) if rate >= 1000 else rate
 
 
 def _seconds(seconds: float) -> str:
@@ -189,6 +200,7 @@ def _row(row: Row) -> dict[str, Any]:
         "prefill_tokens_per_second": _spread(row.prefill_rate),
         "texts_per_second": None if decode is not None else _spread(row.text_rate),
         "decode_tokens_per_second": _spread(row.decode_rate),
+        "seconds_per_step": _spread(step),
         "seconds_per_token": None if step is None else _spread(step.over(row.load.batch)),
         "bytes_read_per_token": None if decode is None else decode.nbytes // row.load.batch,
         "prefill_flops": row.prefill.flops,

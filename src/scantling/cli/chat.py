@@ -28,12 +28,16 @@ if TYPE_CHECKING:
 def command(**given: Any) -> None:
     """Talk with a model: a line is a message, and the answer streams.
 
-    /reset begins anew, /exit ends, as does the end of the input. Without a terminal the lines come from standard input
-    and only the answers are printed.
+    /reset begins anew, /exit ends, as does the end of the input; Ctrl-C stops an answer. Without a terminal the lines
+    come from standard input and only the answers are printed.
     """
     from scantling.errors import need
 
     need("torch", "chat")
+    if given["engine"] == "compile":
+        raise ScantlingInputError(
+            "a conversation is kept in blocks of positions, which --engine compile does not read; use torch or packed"
+        )
     sampling = drawing.sampling(given["drawn"])
     lm = drawing.loaded(given)
     from scantling.generate.chat import Conversation
@@ -55,7 +59,7 @@ def command(**given: Any) -> None:
 
 
 def _turn(talk: Conversation, line: str, as_json: bool, tty: bool) -> None:
-    """One line of input. At a terminal an error is said and the conversation goes on."""
+    """One line of input. At a terminal an error is said, or an answer stopped, and the conversation goes on."""
     if line.strip() == "/reset":
         talk.reset()
         click.echo("the conversation begins anew", err=True)
@@ -70,6 +74,11 @@ def _turn(talk: Conversation, line: str, as_json: bool, tty: bool) -> None:
         if not tty:
             raise
         click.echo(f"error: {error}", err=True)
+        return
+    except KeyboardInterrupt:
+        if not tty:
+            raise
+        click.echo("\nstopped; the message and its answer are forgotten", err=True)
         return
     if as_json:
         show.line(

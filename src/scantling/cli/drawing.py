@@ -86,7 +86,8 @@ def sampling(drawn: dict[str, Any]) -> Sampling:
     idle += [] if drawn["seed"] is None else ["seed"]
     if made.greedy and idle:
         names = " and ".join(f"--{name.replace('_', '-')}" for name in idle)
-        click.echo(f"note: temperature is 0, the likeliest token: {names} make no difference", err=True)
+        make = "makes" if len(idle) == 1 else "make"
+        click.echo(f"note: temperature is 0, the likeliest token: {names} {make} no difference", err=True)
     return made
 
 
@@ -159,21 +160,20 @@ draft_options = grouped(
         "draft_lookup": click.option(
             "--draft-lookup", type=int, metavar="N", help="What followed the same N tokens before."
         ),
-        "draft_count": click.option(
-            "--draft-count", type=int, default=4, show_default=True, help="Tokens proposed at once."
-        ),
-        "draft_rule": click.option("--draft-rule", default="shared", show_default=True, help="shared or residual."),
+        "draft_count": click.option("--draft-count", type=int, help="Tokens proposed at once.  [default: 4]"),
+        "draft_rule": click.option("--draft-rule", help="shared or residual.  [default: shared]"),
     },
 )
 
 
 engine_option = click.option(
     "--engine",
-    type=click.Choice(["auto", "torch", "packed", "packed-int8"]),
+    type=click.Choice(["auto", "torch", "compile", "packed", "packed-int8"]),
     default="auto",
     show_default=True,
-    help="packed: a compiled pass over weights as they are stored; packed-int8: with activations of 8 bits; "
-    "auto: packed for blocks of 4 and 8 bits where it can be compiled, else torch.",
+    help="compile: a step that PyTorch compiles, a minute the first time; packed: a compiled pass over weights as they "
+    "are stored; packed-int8: with activations of 8 bits; auto: packed for blocks of 4 and 8 bits where it can be "
+    "compiled, else torch.",
 )
 
 
@@ -207,7 +207,7 @@ def beams(searched: dict[str, Any]) -> Beams | None:
     return Beams(searched["beams"], searched["length_penalty"], searched["early_stopping"])
 
 
-def options(lm: Model, given: dict[str, Any]) -> Options:
+def options(given: dict[str, Any]) -> Options:
     """How a text is made, by all options but those of the draw.
 
     Raises:
@@ -261,14 +261,20 @@ def _shape(shaped: dict[str, Any]) -> Shape | None:
     try:
         schema = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ScantlingInputError(f"{path}: cannot be read: {error}") from None
+        raise ScantlingInputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     return Shape(regex=regex, json_schema=schema)
 
 
 def _drafting(given: dict[str, Any]) -> Drafting | None:
     drafted = given["drafted"]
     model, layers, lookup = (drafted[f"draft_{name}"] for name in ("model", "layers", "lookup"))
+    more = {name: drafted[f"draft_{name}"] for name in ("count", "rule") if drafted[f"draft_{name}"] is not None}
     if model is None and layers is None and lookup is None:
+        if more:
+            raise ScantlingInputError(
+                f"--draft-{min(more)} is for drafts: name who makes them, with --draft-model M, --draft-layers N or "
+                "--draft-lookup N"
+            )
         return None
     need("torch", "check drafts")
     from scantling.generate.speculative import Drafting
@@ -277,7 +283,7 @@ def _drafting(given: dict[str, Any]) -> Drafting | None:
     small = None
     if model is not None:
         small = load(model, dtype=given["dtype"], device=given["device"], revision=given["revision"])
-    return Drafting(small, layers, lookup, drafted["draft_count"], drafted["draft_rule"])
+    return Drafting(small, layers, lookup, **more)
 
 
 def drafts_text(ledger: Ledger) -> str:

@@ -1,4 +1,4 @@
-"""By what a text is made: PyTorch, or the compiled pass."""
+"""By what a text is made: PyTorch, the step that it compiles, or the compiled pass."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ def with_engine(given: dict[str, Any]) -> tuple[Model, str]:
     from scantling.model import load, load_packed, packed_gguf
 
     engine, named = given.get("engine", "torch"), {name: given[name] for name in ("model", "revision")}
+    if engine == "compile":
+        return _compiled(given), ""
     beside = _of_torch(given)
     if engine.startswith("packed"):
         if beside:
@@ -42,6 +44,33 @@ def with_engine(given: dict[str, Any]) -> tuple[Model, str]:
         # Only of files whose blocks the pass could hold is it news that PyTorch reads them.
         beside = "" if found == NO_BLOCKS else f"engine: torch: {found}"
     return load(given["model"], dtype=given["dtype"], device=given["device"], revision=given["revision"]), beside or ""
+
+
+def _compiled(given: dict[str, Any]) -> Model:
+    """A model whose step is compiled before anything is timed."""
+    from scantling.model import load
+
+    if beside := _uncompiled(given):
+        raise ScantlingInputError(f"{beside} goes with --engine torch")
+    lm = load(given["model"], dtype=given["dtype"], device=given["device"], revision=given["revision"])
+    from scantling.generate.compiled import is_kept, why_not
+
+    if (why := why_not(lm)) is not None:
+        raise ScantlingInputError(why)
+    if not is_kept(lm, 1):
+        click.echo(
+            f"compiling the step of {lm.card.name} in {str(lm.dtype).removeprefix('torch.')}, once ...", err=True
+        )
+    lm.compile()
+    return lm
+
+
+def _uncompiled(given: dict[str, Any]) -> str | None:
+    """The first option that takes another way than a session of compiled steps."""
+    if given.get("prompts") is not None:
+        return "--prompts, which batches requests as they come,"
+    dtype_and_device = {"dtype": None, "device": "cpu"}
+    return _of_torch(given | dtype_and_device)
 
 
 def _of_torch(given: dict[str, Any]) -> str | None:
@@ -65,14 +94,16 @@ def _say_if_compiled() -> None:
 
 
 def engine_of(lm: Model, options: Options) -> str:
-    """What a text is made by: ``torch``, ``packed`` or ``packed-int8``."""
+    """What a text is made by: ``torch``, ``compile``, ``packed`` or ``packed-int8``."""
+    if lm.compiled is not None and options.keeping is None:
+        return "compile"
     if lm.packed is None or options.keeping is not None:
         return "torch"
     return "packed" if lm.packed.activations == "exact" else "packed-int8"
 
 
 def file_for_packed(model: str | None, revision: str | None) -> Described | str:
-    """The file where all matrices are blocks that tiles hold as they are; else why PyTorch decodes.
+    """The file of blocks that tiles hold as they are, as they hold a router in float32; else why PyTorch decodes.
 
     Raises:
         ScantlingInputError: no such model, or its file is malformed.
@@ -89,8 +120,11 @@ def file_for_packed(model: str | None, revision: str | None) -> Described | str:
     from scantling.checkpoint.load import describe_gguf
 
     file = describe_gguf(found, lambda card: assemble(card).named_stored)
-    for tensor in file.header.tensors.values():
-        if len(tensor.shape) > 1 and block_bytes(tensor.kind) is None:
+    matrices = [tensor for tensor in file.header.tensors.values() if len(tensor.shape) > 1 and tensor.kind != "F32"]
+    if not matrices:
+        return NO_BLOCKS
+    for tensor in matrices:
+        if block_bytes(tensor.kind) is None:
             return f"{tensor.name} is stored as {tensor.kind}, and tiles hold Q4_0, Q4_1 and Q8_0"
     known = outline(assemble(file.card))
     return f"the compiled pass does not know {file.card.name}: {known}" if isinstance(known, str) else file

@@ -47,7 +47,7 @@ def command(
     parts = assemble(card)
     w = show.workload(card, batch, tokens, past, source_tokens, recompute=recompute)
     f, found, shares = flops(parts, w), phases(parts, w), _shares(card, parts, w)
-    half = half_at(parts)
+    half = half_at(parts, w.source)
     if as_json:
         show.emit(_data(card, parts, w, f) | _more(found, shares, half))
         return

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from scantling.parts.part import Workload
 
 
+ROWS = 16
+
+
 @click.command()
 @click.argument("prompt", required=False)
 @click.option("-m", "--model", help="Folder, .safetensors, .gguf or hub id; default: SmolLM2-135M-Instruct.")
@@ -38,9 +41,7 @@ if TYPE_CHECKING:
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="FILE", help="A JSON line per text; goes on after a kill."
 )
-@click.option(
-    "--rows", type=click.IntRange(min=1), default=16, show_default=True, help="Of --prompts, decoded together."
-)
+@click.option("--rows", type=click.IntRange(min=1), help="Of --prompts, decoded together.  [default: 16]")
 @drawing.engine_option
 @click.option("--dtype", help="Of the weights; default: the file's (float32 for GGUF).")
 @click.option("--device", default="cpu", show_default=True)
@@ -56,10 +57,15 @@ def command(prompt: str | None, **given: Any) -> None:
         raise ScantlingInputError("give a PROMPT, or --prompts FILE and --out FILE together")
     if prompt == "":
         raise ScantlingInputError("the prompt is empty: at least one character is needed to go on from")
+    if prompt is not None and given["rows"] is not None:
+        raise ScantlingInputError("--rows is for --prompts FILE: one PROMPT is one row")
+    if given["logprobs"] is not None and not given["as_json"]:
+        raise ScantlingInputError("--logprobs goes with --json: they are not printed beside the text")
     need("numpy", "generate text")
-    sampling = drawing.sampling(given["drawn"])
+    sampling, options = drawing.sampling(given["drawn"]), drawing.options(given)
+    if prompt is None:
+        _check_many(given, options)
     lm = drawing.loaded(given)
-    options = drawing.options(lm, given)
     if prompt is None:
         _many(lm, given, sampling, options)
         return
@@ -106,11 +112,12 @@ def _many(lm: Model, given: dict[str, Any], sampling: Any, options: Options) -> 
     from scantling.generate.request import Request
     from scantling.generate.text import templated
 
-    _check_many(given, options)
     default = Request("", given["max_new_tokens"], sampling, options)
     prepared = (lambda text: templated(lm, [{"role": "user", "content": text}], "--chat")) if given["chat"] else None
-    lines = read_prompts(given["prompts"], default, f"{given['model']} {lm.dtype}", prepared)
-    limits = limits_for(lm, lines, given["rows"])
+    by = " ".join(str(given[name]) for name in ("model", "revision") if given[name] or name == "model")
+    rounded = f" {lm.packed.activations}" if lm.packed is not None and lm.packed.activations != "exact" else ""
+    lines = read_prompts(given["prompts"], default, f"{by} {lm.dtype}{rounded}", prepared)
+    limits = limits_for(lm, lines, given["rows"] or ROWS)
     new, old = run_prompts(lm, lines, given["out"], limits, _progress())
     if given["why"]:
         click.echo(given["why"], err=True)
@@ -151,26 +158,29 @@ def _progress() -> Callable[[int, int, int], None]:
 
 def predicted(lm: Model, done: Generation, options: Options) -> dict[str, int]:
     """What the part tree says of this generation: FLOPs, cache bytes, and bytes that a decoded token must read."""
-    from scantling.numbers.cache import cache_bytes
+    from scantling.numbers.cache import cache_bytes, cache_read
     from scantling.numbers.flops import decode, flops
-    from scantling.numbers.memory import memory, read_per_token
+    from scantling.numbers.memory import memory
+    from scantling.numbers.reading import weights_read
     from scantling.parts.part import Workload
 
-    steps = done.new_tokens - 1
+    steps, rows = done.steps, done.rows
     # The prompt of an encoder-decoder is its source, and the target begins with one token.
     source, first = (done.prompt_tokens, 1) if lm.parts.two_stacks else (None, done.prompt_tokens)
-    whole = Workload(tokens=done.limit if lm.parts.two_stacks else done.prompt_tokens + done.limit, source=source)
+    tokens = done.limit if lm.parts.two_stacks else done.prompt_tokens + done.limit
+    whole = Workload(batch=rows, tokens=tokens, source=source)
     keeping = options.keeping
     kind, numbers = ("full", "plain") if keeping is None else (keeping.kind, keeping.numbers)
     if lm.packed is not None and keeping is None:
         return _predicted_packed(lm, done, whole)
     width = str(lm.dtype).removeprefix("torch.")
+    read = cache_read(lm.parts, Workload(rows, past=first + steps // 2, source=source), width, numbers)
     return {
         "prefill_flops": flops(lm.parts, Workload(tokens=first, source=source, last_only=True)).forward,
-        "decode_flops": decode(lm.parts, first, steps, source) if steps else 0,
+        "decode_flops": rows * decode(lm.parts, first, steps, source) if steps else 0,
         "cache_bytes": cache_bytes(lm.parts, whole, width, kind, numbers),
         "weights_bytes": memory(lm.parts, whole, width, width).weights,
-        "bytes_read_per_token": read_per_token(lm.parts, first + steps // 2, width, source),
+        "bytes_read_per_token": weights_read(lm.parts, width, rows, source) + read,
     }
 
 
@@ -182,15 +192,15 @@ def _predicted_packed(lm: Model, done: Generation, whole: Workload) -> dict[str,
     from scantling.parts.part import Workload
 
     assert lm.packed is not None
-    steps, prompt = done.new_tokens - 1, done.prompt_tokens
+    steps, prompt, rows = done.steps, done.prompt_tokens, done.rows
     d_head, stored = lm.packed.weights.outline.attention.d_head, lm.packed.weights.outline.d_head
     each = cache_bytes(lm.parts, Workload(tokens=1), "float32", "full", "plain") // d_head * stored
     return {
         "prefill_flops": flops(lm.parts, Workload(tokens=prompt, last_only=True)).forward,
-        "decode_flops": decode(lm.parts, prompt, steps) if steps else 0,
-        "cache_bytes": each * padded(whole.tokens, ROWS),
+        "decode_flops": rows * decode(lm.parts, prompt, steps) if steps else 0,
+        "cache_bytes": rows * each * padded(whole.tokens, ROWS),
         "weights_bytes": lm.packed.weights.nbytes,
-        "bytes_read_per_token": lm.packed.weights.read_nbytes + each * (prompt + steps // 2),
+        "bytes_read_per_token": lm.packed.weights.read_nbytes + rows * each * (prompt + steps // 2),
     }
 
 
@@ -232,13 +242,14 @@ def report(lm: Model, done: Generation, options: Options) -> list[str]:
         f"prefill: {done.prompt_tokens} tokens in {done.prefill_seconds:.3f} s, {rate:.1f} tokens/s; "
         f"{p['prefill_flops'] / 1e9:.2f} GFLOP predicted, {p['prefill_flops'] / done.prefill_seconds / 1e9:.1f} GFLOP/s"
     ]
-    steps = done.new_tokens - 1
-    if steps > 0:
-        each = done.decode_seconds / steps
+    if done.steps > 0:
+        each = done.decode_seconds / done.steps
         read = p["bytes_read_per_token"]
+        of = "token" if done.rows == 1 else f"step of {done.rows} rows"
+        what = "tokens" if done.rows == 1 else "steps"
         lines.append(
-            f"decode: {steps} steps in {done.decode_seconds:.3f} s, {1 / each:.1f} tokens/s; "
-            f"{bytes_text(read)} of weights and cache read per token predicted, {read / each / 1e9:.1f} GB/s"
+            f"decode: {done.steps} steps in {done.decode_seconds:.3f} s, {1 / each:.1f} {what}/s; "
+            f"{bytes_text(read)} of weights and cache read per {of} predicted, {read / each / 1e9:.1f} GB/s"
         )
     if done.ledger is not None:
         lines.append(drawing.drafts_text(done.ledger))

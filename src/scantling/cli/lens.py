@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from scantling.cli import drawing, show
 from scantling.cli.lens_options import (
     OF_A_STACK,
+    OF_VIEWS,
     SUMMARY,
     VIEWS,
     WITHOUT_TEXT,
@@ -46,6 +48,7 @@ def command(prompt: str | None, **given: Any) -> None:
     """
     views = _views(given)
     _check(prompt, views, given)
+    _check_options(views)
     need("torch", "look inside a model")
     from scantling.generate.text import templated
     from scantling.lens.reading import read_prompt
@@ -111,6 +114,8 @@ def _check(prompt: str | None, views: Sequence[str], given: dict[str, Any]) -> N
     pairs = bool(changed["toward"] or changed["away"])
     if "steer" in views and pairs == (changed["direction"] is not None):
         raise ScantlingInputError("steer needs a --direction FILE, or --toward and --away texts, one of them")
+    if changed["direction"] is not None and (changed["at"] or changed["keep"]):
+        raise ScantlingInputError("--at and --save-direction go with --toward and --away: a --direction has its point")
     if len(changed["toward"]) != len(changed["away"]):
         raise ScantlingInputError(
             f"{len(changed['toward'])} --toward and {len(changed['away'])} --away: one of each makes a pair"
@@ -125,6 +130,16 @@ def _check(prompt: str | None, views: Sequence[str], given: dict[str, Any]) -> N
             need("matplotlib", "draw charts")
             if path.suffix.lower() != f".{name}":
                 raise ScantlingInputError(f"--{name} {path}: the name must end in .{name}")
+
+
+def _check_options(views: Sequence[str]) -> None:
+    """Refuse an option that changes nothing in the views that are shown."""
+    ctx = click.get_current_context()
+    for option in ctx.command.params:
+        its = OF_VIEWS.get(option.name or "", views)
+        stated = ctx.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if stated and not set(its) & set(views):
+            raise ScantlingInputError(f"{option.opts[0]} goes with --show {' or '.join(its)}, which is not asked for")
 
 
 def _fitting(lm: Model, prompt: Prompt | None, views: list[str], given: dict[str, Any]) -> list[str]:

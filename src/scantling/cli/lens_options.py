@@ -23,6 +23,21 @@ VIEWS = {
 }
 SUMMARY = ("next", "logit-lens", "attribution", "attention")
 WITHOUT_TEXT = ("induction", "points")
+OF_VIEWS = {
+    "temperature": ("next",),
+    "times": ("patch",),
+    "kind": ("patch",),
+    "metric": ("patch", "ablate", "steer"),
+    "mean": ("ablate",),
+    "at": ("steer",),
+    "strength": ("steer",),
+    "new": ("steer",),
+    "keep": ("steer",),
+    "length": ("induction",),
+    "rows": ("induction",),
+    "seed": ("induction", "patch"),
+}
+"""Options that change only these views, and bring none along."""
 OF_A_STACK = ("attention", "residual", "patch")
 _FILE = click.Path(path_type=Path, dir_okay=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -13,17 +14,19 @@ from scantling.cards import Card
 from scantling.cards.rules import position_limit
 from scantling.checkpoint.find import card_of
 from scantling.cli import show
+from scantling.cli.memory_view import lines, moments_table, say_fit, training_lines
+from scantling.numbers.cache import KINDS, NUMBERS
 from scantling.numbers.fit import Fit, fit
-from scantling.numbers.memory import computing, memory
+from scantling.numbers.memory import Memory, computing, memory
 from scantling.numbers.optimizers import OPTIMIZERS
 from scantling.numbers.peak import training_peak
-from scantling.numbers.training import PRECISIONS, Recipe, TrainingMemory, asked, state_lines, training_memory
+from scantling.numbers.training import PRECISIONS, Recipe, state_lines, training_memory
 from scantling.parts.part import Workload
 from scantling.parts.saved import POLICIES
 from scantling.parts.transformer import Transformer
 from scantling.units import bytes_text, format_name, parse_bytes
 
-INFERENCE: tuple[str, ...] = ("past", "dtype", "cache_dtype", "page")
+INFERENCE: tuple[str, ...] = ("past", "dtype", "cache_dtype", "page", "kind", "numbers")
 TRAINING: tuple[str, ...] = (
     "precision",
     "optimizer",
@@ -45,6 +48,22 @@ TRAINING: tuple[str, ...] = (
 @click.option("--cache-dtype", default="bfloat16", help="Of keys and values; also q8_0, ...", show_default=True)
 @click.option(
     "--page", type=click.IntRange(1, 2**30), default=1, help="Positions that a row's cache is allotted at a time."
+)
+@click.option(
+    "--cache",
+    "kind",
+    type=click.Choice(KINDS),
+    default="full",
+    show_default=True,
+    help="ring: layers with a window or chunks keep only what they can still read.",
+)
+@click.option(
+    "--cache-numbers",
+    "numbers",
+    type=click.Choice(NUMBERS),
+    default="plain",
+    show_default=True,
+    help="int8: a byte per value and a float32 scale per vector.",
 )
 @click.option("--train", is_flag=True, help="Of a training step: weights, gradients, optimizer, activations, peak.")
 @click.option("--precision", type=click.Choice(list(PRECISIONS)), default="bf16-mixed", show_default=True)
@@ -80,6 +99,8 @@ def command(
     dtype: str,
     cache_dtype: str,
     page: int,
+    kind: str,
+    numbers: str,
     train: bool,
     precision: str,
     optimizer: str,
@@ -104,35 +125,60 @@ def command(
         found = _training(card, w, recipe, room, as_json)
     else:
         w = show.workload(card, batch, tokens, past, source_tokens)
-        found = _inference(card, w, (format_name(dtype), format_name(cache_dtype)), page, room, as_json)
+        kept = Kept(format_name(dtype), format_name(cache_dtype), page, kind, numbers)
+        found = _inference(card, w, kept, room, as_json)
     if found is not None and not (found.batch and found.tokens):
         ctx.exit(1)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How weights and cache are kept, as `numbers.memory.memory` takes it."""
+
+    dtype: str
+    cache_dtype: str
+    page: int
+    kind: str
+    numbers: str
+
+    def of(self, parts: Transformer, w: Workload) -> Memory:
+        """The lines of a workload."""
+        return memory(parts, w, self.dtype, self.cache_dtype, self.page, self.kind, self.numbers)
+
+    @property
+    def cache_text(self) -> str:
+        """``bfloat16``, or how it differs from that."""
+        return f"{self.cache_dtype if self.numbers == 'plain' else self.numbers}{_RINGS if self.kind == 'ring' else ''}"
+
+
+_RINGS = ", as rings where layers read only so far"
+_OPTIONS = {"kind": "cache", "numbers": "cache_numbers"}
 
 
 def _one_kind(ctx: click.Context, others: tuple[str, ...], train: bool) -> None:
     """Refuse options that mean nothing here."""
     for name in others:
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            option = f"--{name.replace('_', '-')}"
+            option = f"--{_OPTIONS.get(name, name).replace('_', '-')}"
             where = "of inference, not of training" if train else "of training: add --train"
             raise click.UsageError(f"{option} is {where}", ctx)
 
 
-def _inference(
-    card: Card, w: Workload, kinds: tuple[str, str], page: int, room: int | None, as_json: bool
-) -> Fit | None:
-    parts, (weights, cache) = assemble(card), kinds
-    m = memory(parts, w, weights, cache, page)
+def _inference(card: Card, w: Workload, kept: Kept, room: int | None, as_json: bool) -> Fit | None:
+    parts = assemble(card)
+    m = kept.of(parts, w)
     found = None
     if room is not None:
-        found = fit(lambda asked: memory(parts, asked, weights, cache, page).peak, w, room, position_limit(card))
+        found = fit(lambda asked: kept.of(parts, asked).peak, w, room, position_limit(card))
     if as_json:
         show.emit(
             {
                 **_about(card, w),
-                "dtype": weights,
-                "cache_dtype": cache,
-                "page": page,
+                "dtype": kept.dtype,
+                "cache_dtype": kept.cache_dtype,
+                "page": kept.page,
+                "cache": kept.kind,
+                "cache_numbers": kept.numbers,
                 "weights_bytes": m.weights,
                 "kv_cache_bytes_per_token": m.kv_per_token,
                 "kv_cache_bytes": m.kv,
@@ -147,21 +193,21 @@ def _inference(
         return found
     show.say(f"{card.name}, {show.sizes(card, w)}")
     show.say()
-    pages = "" if page == 1 else f", in pages of {page}"
+    pages = "" if kept.page == 1 else f", in pages of {kept.page}"
     reads = "a prompt of T" if parts.decoder else "texts of T"
     rows = [
-        (f"weights, {weights}", m.weights),
-        (f"KV cache, {cache}, {w.batch} x {w.keys:,} positions{pages}", m.kv),
+        (f"weights, {kept.dtype}", m.weights),
+        (f"KV cache, {kept.cache_text}, {w.batch} x {w.keys:,} positions{pages}", m.kv),
         ("logits of every position, float32", m.logits),
         ("total: weights, cache, logits; no activations", m.total),
         (f"working space while {reads} is read (a model of it)", m.working),
         ("weights, cache and working space", m.peak),
-        ("one position of one row in the cache", m.kv_per_token),
-        (f"scores of one layer, {computing(weights)}, if a kernel stores them", m.scores),
+        ("one more position of one row in the cache", m.kv_per_token),
+        (f"scores of one layer, {computing(kept.dtype)}, if a kernel stores them", m.scores),
     ]
-    _lines(rows)
+    lines(rows)
     if found is not None:
-        _say_fit(found, w, f"the weights take {bytes_text(m.weights)}")
+        say_fit(found, w, f"the weights take {bytes_text(m.weights)}")
     return found
 
 
@@ -205,10 +251,10 @@ def _training(card: Card, w: Workload, recipe: Recipe, room: int | None, as_json
     how = f"{recipe.precision}, {recipe.optimizer}, {w.kernel} attention, recompute {w.recompute}, {recipe.loss} loss"
     show.say(f"{card.name}, one step of B {w.batch}, T {w.tokens:,}{packed}: {how}")
     show.say()
-    _lines(_training_lines(m, w, recipe))
-    show.table(("moment, with what is held only then (a model of it)", "bytes", ""), _moments(moments, highest))
+    lines(training_lines(m, w, recipe))
+    show.table(("moment, with what is held only then (a model of it)", "bytes", ""), moments_table(moments, highest))
     if found is not None:
-        _say_fit(found, w, f"weights, gradients and optimizer take {bytes_text(m.states)}")
+        say_fit(found, w, f"weights, gradients and optimizer take {bytes_text(m.states)}")
     return found
 
 
@@ -219,40 +265,8 @@ def _need(parts: Transformer, recipe: Recipe) -> Callable[[Workload], int]:
     return need
 
 
-def _training_lines(m: TrainingMemory, w: Workload, recipe: Recipe) -> list[tuple[str, int]]:
-    formats = asked(w, recipe)
-    kept = f"activations that autograd keeps, {formats.autocast or formats.dtype}, recompute {w.recompute}"
-    inner = [
-        ("  of them, the loss's log-probabilities, float32", m.loss),
-        (f"  of them, copies of weights that autocast makes, {formats.autocast}", m.copies),
-    ]
-    beside = [
-        ("logits of every position, float32, if all are held", m.logits),
-        ("gradients that the chunked loss makes in the forward", m.loss_gradients),
-        (f"scores of one layer, {formats.autocast or formats.dtype}, if a kernel stores them", m.scores),
-    ]
-    return [
-        *state_lines(m, recipe).items(),
-        (kept, m.activations),
-        *((what, size) for what, size in inner if size),
-        ("total: all of these at once", m.total),
-        *((what, size) for what, size in beside if size),
-    ]
-
-
-def _moments(moments: dict[str, int], highest: str) -> list[tuple[str, int, str]]:
-    return [
-        (f"{moment}{', the peak' if moment == highest else ''}", size, bytes_text(size))
-        for moment, size in moments.items()
-    ]
-
-
 def _about(card: Card, w: Workload) -> dict[str, Any]:
     return {"name": card.name, "batch": w.batch, "tokens": w.tokens, "past": w.past, **show.sources(card, w)}
-
-
-def _lines(rows: list[tuple[str, int]]) -> None:
-    show.table(("what", "bytes", ""), [(what, size, bytes_text(size)) for what, size in rows])
 
 
 def _fitted(found: Fit | None) -> dict[str, Any]:
@@ -260,15 +274,3 @@ def _fitted(found: Fit | None) -> dict[str, Any]:
         return {}
     sizes = {"bytes": found.given, "least_bytes": found.least, "batch": found.batch, "tokens": found.tokens}
     return {"fit": sizes | {"limited_by_positions": found.bound is not None}}
-
-
-def _say_fit(found: Fit, w: Workload, states: str) -> None:
-    """What fits, or why nothing does."""
-    room = bytes_text(found.given)
-    if found.least > found.given:
-        show.say(f"nothing fits into {room}: one row of one token needs {bytes_text(found.least)}, of which {states}")
-        return
-    end = "" if found.bound is None else f", the model's {found.bound:,} positions being the limit"
-    batch = f"at most B {found.batch:,}" if found.batch else "not even one row"
-    tokens = f"at most T {found.tokens:,}{end}" if found.tokens else "not even one token"
-    show.say(f"{room} hold, at T {w.tokens:,}, {batch}; at B {w.batch:,}, {tokens}")

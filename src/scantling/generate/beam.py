@@ -76,13 +76,20 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search gave: the best texts, the best first, and what it took; see `engine.Generation`."""
+    """What a search gave: the best texts, the best first, and what it took; see `engine.Generation`.
+
+    Attributes:
+        steps: decode steps after the first token.
+        rows: beginnings that went through the model together in each of them.
+    """
 
     hypotheses: list[Hypothesis]
     prefill_seconds: float
     decode_seconds: float
     cache_bytes: int
     limit: int
+    steps: int
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -122,13 +129,15 @@ def beam_search(
     began = time.perf_counter()
     with torch.inference_mode():
         session, logits, limit = begin(model, ids, max_new_tokens, attention_mask, keeping=keeping)
-        first = time.perf_counter()
+        first, steps = time.perf_counter(), 0
         while not search.step(logits, limit):
             rows = [one.row for one in search.running]
             if rows != list(range(logits.shape[0])):
                 session.select(torch.tensor(rows, device=ids.device))
             logits = session.step(torch.tensor([one.ids[-1] for one in search.running], device=ids.device))
-    return Found(search.finished, first - began, time.perf_counter() - first, session.cache.nbytes, limit)
+            steps += 1
+    seconds = (first - began, time.perf_counter() - first)
+    return Found(search.finished, *seconds, session.cache.nbytes, limit, steps, logits.shape[0])
 
 
 class _Search:
@@ -198,9 +207,18 @@ def _text(model: Model, one: Hypothesis, found: Found, prompt_tokens: int, asked
     writer.finish("length")
     seconds = (found.prefill_seconds, found.decode_seconds)
     full = writer.reason == "length" and found.limit < asked
-    sizes = (found.cache_bytes, found.limit)
     return Generation(
-        writer.text, list(one.ids), prompt_tokens, len(one.ids), writer.reason or "length", *seconds, *sizes, full
+        writer.text,
+        list(one.ids),
+        prompt_tokens,
+        len(one.ids),
+        writer.reason or "length",
+        *seconds,
+        found.cache_bytes,
+        found.limit,
+        full,
+        rows=found.rows,
+        beyond=found.steps - (len(one.ids) - 1),
     )
 
 

@@ -140,7 +140,8 @@ def one_by_one(
         token = int(drawn.ids)
         if options.logprobs is not None:
             (logprob,) = logprobs(drawn.logits, [token], options.logprobs)
-        yield Chosen(token, drawn.session.cache.nbytes, drawn.fulfilled, logprob, drawn.ledger)
+        rows = 1 if options.contrastive is None else min(options.contrastive.top_k, known_tokens(model))
+        yield Chosen(token, drawn.session.cache.nbytes, drawn.fulfilled, logprob, drawn.ledger, rows)
 
 
 def best_of(

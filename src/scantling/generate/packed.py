@@ -56,11 +56,11 @@ def why_not(model: Model) -> str | None:
     return missing()
 
 
-def pack(model: Model, width: str, activations: str, header: GGUFHeader | None = None) -> PackedWeights:
+def pack(model: Model, width: str, activations: str, weights: Weights | None = None) -> PackedWeights:
     """See `Model.pack`.
 
     Args:
-        header: of the file that the model was loaded from, where it was read before.
+        weights: where they come from, if not from the file or the net that the model has.
     """
     if activations not in ACTIVATIONS:
         raise ScantlingInputError(f"activations are {activations!r}; use {' or '.join(ACTIVATIONS)}")
@@ -68,15 +68,19 @@ def pack(model: Model, width: str, activations: str, header: GGUFHeader | None =
         raise ScantlingInputError(why)
     found = outline(model.parts)
     assert not isinstance(found, str)
-    packed = Packed(found, _weights(model, width, header), keep=model.file is not None)
+    packed = Packed(found, weights or _weights(model, width), keep=True)
     if activations == "int8" and not packed.library.sc_integer_dot():
         raise ScantlingInputError("8-bit activations need a processor with AVX-512 VNNI; the exact pass runs here")
     return PackedWeights(packed, activations)
 
 
-def _weights(model: Model, width: str, header: GGUFHeader | None) -> Weights:
+def _weights(model: Model, width: str) -> Weights:
     if model.file is None:
         return OfNet(model.net.state_dict(), width)
-    header = header or read_gguf(model.file)
-    rows = tuple(architecture(header.metadata, str(model.file)).rows(model.card))
+    return of_gguf(model, read_gguf(model.file), width)
+
+
+def of_gguf(model: Model, header: GGUFHeader, width: str = "stored") -> OfGGUF:
+    """The weights of a model in the GGUF file of this header."""
+    rows = tuple(architecture(header.metadata, str(header.path)).rows(model.card))
     return OfGGUF(header, rows, model.parts.named_weights, width)

@@ -57,7 +57,7 @@ def read_prompts(
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ScantlingInputError(f"{path}: cannot be read: {error}") from None
+        raise ScantlingInputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise ScantlingInputError(f"{path}: no prompt: a line of JSON for each is needed")
@@ -158,9 +158,21 @@ def done_already(out: Path, lines: list[Line]) -> set[int]:
                 f"{out}, line {number}: made of another prompt, model or setting than now asked for; name another file"
             )
         found.add(index)
-    if len(whole) < len(data):
+    if cut := data[len(whole) :]:
+        if not any(_may_begin(line, cut) for line in lines if line.index not in found):
+            raise ScantlingInputError(f"{out}: ends in what is not an output of this command; name another file")
         os.truncate(out, len(whole))
     return found
+
+
+def _may_begin(line: Line, cut: bytes) -> bool:
+    """Whether these bytes may be the beginning of what is written of a line."""
+    begins = (json.dumps(_named(line), ensure_ascii=False)[:-1] + ', "text": "').encode()
+    return cut.startswith(begins) or begins.startswith(cut)
+
+
+def _named(line: Line) -> dict[str, Any]:
+    return {"index": line.index, **({} if line.id is None else {"id": line.id})}
 
 
 def run_prompts(
@@ -237,8 +249,7 @@ def _of(line: Line, handle: Handle) -> Generation:
 
 def _write(file: IO[str], line: Line, made: Generation) -> None:
     row = {
-        "index": line.index,
-        **({} if line.id is None else {"id": line.id}),
+        **_named(line),
         "text": made.text,
         "prompt_tokens": made.prompt_tokens,
         "new_tokens": made.new_tokens,

@@ -19,10 +19,11 @@ from scantling.parts.rope import Dynamic
 from scantling.tensor.context import Context
 
 if TYPE_CHECKING:
+    from scantling.generate.compiled_session import CompiledSession
     from scantling.generate.packed_session import PackedSession
     from scantling.model import Model
 
-AnySession: TypeAlias = "Session | PackedSession"
+AnySession: TypeAlias = "Session | PackedSession | CompiledSession"
 
 
 @dataclass(frozen=True)
@@ -108,25 +109,11 @@ class Session:
             self._prefixes = real.long().sum(-1)
         if chunk is None or chunk >= ids.shape[1]:
             return self._pass(ids, positions)[:, -1]
-        self._check_chunk(chunk)
+        check_chunk(self.model, chunk)
         for i in range(0, ids.shape[1], chunk):
             piece = slice(i, i + chunk)
             logits = self._pass(ids[:, piece], None if positions is None else positions[:, piece])
         return logits[:, -1]
-
-    def _check_chunk(self, chunk: int) -> None:
-        if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
-            raise ScantlingInputError(f"prefill chunk is {chunk!r}; a whole number of at least 1 is needed")
-        name = self.model.card.name
-        if follows_length(self.model):
-            raise ScantlingInputError(
-                f"{name}: dynamic NTK turns keys by the length so far, so a prompt in chunks is another prompt; "
-                "leave the chunk out"
-            )
-        if self._prefixes is not None:
-            raise ScantlingInputError(
-                f"{name}: layers read the prompt both ways, so it goes through whole; leave the chunk out"
-            )
 
     def step(self, ids: Tensor) -> Tensor:
         """One more token per row, ids (B): logits (B, V)."""
@@ -198,6 +185,26 @@ class Session:
         return logits if last_only else logits[:, -new:]
 
 
+def check_chunk(model: Model, chunk: int) -> None:
+    """Refuse to cut a prompt into chunks.
+
+    Raises:
+        ScantlingInputError: a chunk below 1, or a model by which pieces of a prompt are not the prompt.
+    """
+    if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
+        raise ScantlingInputError(f"prefill chunk is {chunk!r}; a whole number of at least 1 is needed")
+    name = model.card.name
+    if follows_length(model):
+        raise ScantlingInputError(
+            f"{name}: dynamic NTK turns keys by the length so far, so a prompt in chunks is another prompt; "
+            "leave the chunk out"
+        )
+    if model.reads_prefix:
+        raise ScantlingInputError(
+            f"{name}: layers read the prompt both ways, so it goes through whole; leave the chunk out"
+        )
+
+
 def start(model: Model, rows: int) -> Tensor:
     """What the targets of an encoder-decoder begin with: (B, 1).
 
@@ -221,11 +228,16 @@ def begin(
     """A session with prompts (B, T) in it, the logits (B, V) after them, and how many new tokens there is room for.
 
     Raises:
-        ScantlingInputError: the prompt leaves no room in the context, or the model writes no text.
+        ScantlingInputError: the prompt leaves no room in the context, the model writes no text, or a source is to be
+            read in chunks.
     """
     check_writes(model)
     limit = room(model, ids.shape[1], max_new_tokens)
     if model.parts.two_stacks:
+        if chunk is not None:
+            raise ScantlingInputError(
+                f"{model.card.name} reads its source both ways, so it goes through whole; leave the chunk out"
+            )
         padded = attention_mask is not None and not bool(attention_mask.all())
         source = Source(ids, attention_mask if padded else None)
         reader = Session(model, ids.shape[0], limit, source=source, keeping=keeping)
@@ -233,6 +245,8 @@ def begin(
     session: AnySession
     if model.packed is not None and keeping is None:
         session = model.packed.session(model, ids.shape[0], ids.shape[1] + limit)
+    elif model.compiled is not None and keeping is None:
+        session = model.compiled.session(model, ids.shape[0], ids.shape[1] + limit)
     else:
         session = Session(model, ids.shape[0], ids.shape[1] + limit, keeping=keeping)
     return session, session.prefill(ids, attention_mask, chunk), limit

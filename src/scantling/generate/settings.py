@@ -32,6 +32,8 @@ class Generation:
         context_full: it ended because no position was left, before the caller's limit.
         logprobs: of each new token, where they were asked for.
         ledger: how drafts fared, where there were any.
+        rows: texts or candidates that went through the model together, and were in the cache.
+        beyond: steps of these rows after the last token of this text, for other texts of the same search.
     """
 
     text: str
@@ -46,6 +48,13 @@ class Generation:
     context_full: bool = False
     logprobs: tuple[Logprob, ...] | None = None
     ledger: Ledger | None = None
+    rows: int = 1
+    beyond: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Decode steps after the first token."""
+        return self.new_tokens - 1 + self.beyond
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,7 @@ class Chosen:
     Attributes:
         cache_bytes: allocated for keys and values.
         fulfilled: a constraint lets nothing more come.
+        rows: candidates that were in the cache.
         logprob: where it was asked for.
         ledger: how drafts fare, where there are any.
     """
@@ -99,3 +109,4 @@ class Chosen:
     fulfilled: bool = False
     logprob: Logprob | None = None
     ledger: Ledger | None = None
+    rows: int = 1

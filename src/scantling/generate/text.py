@@ -76,11 +76,11 @@ class Text:
     def made_of(self, model: Model, tokens: Iterable[Chosen], options: Options) -> Generation:
         """What comes of the tokens, which are made as they are taken."""
         writer, found, ledger = self.writer, list["Logprob"](), None
-        limit, cache_bytes, fulfilled = room(model, len(self.prompt), self.asked), 0, False
+        limit, cache_bytes, fulfilled, rows = room(model, len(self.prompt), self.asked), 0, False, 1
         began = first = time.perf_counter()
         for chosen in tokens:
             if not writer.ids:
-                first, cache_bytes = time.perf_counter(), chosen.cache_bytes
+                first, cache_bytes, rows = time.perf_counter(), chosen.cache_bytes, chosen.rows
             if chosen.logprob is not None:
                 found.append(chosen.logprob)
             writer.push(chosen.id)
@@ -102,4 +102,5 @@ class Text:
             writer.reason == "length" and limit < self.asked,
             tuple(found) if options.logprobs is not None else None,
             ledger,
+            rows,
         )

@@ -140,7 +140,7 @@ def is_built() -> bool:
 
 def _target(march: str) -> Path:
     """A file whose name tells the source, the flags and the processor apart."""
-    told = [*_sources(), *FLAGS, march, _processor() if march == "native" else ""]
+    told = [*_sources(), *FLAGS, march, processor() if march == "native" else ""]
     key = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
     return cache_folder() / "native" / f"pass-{key}.so"
 
@@ -149,7 +149,8 @@ def _sources() -> list[str]:
     return [path.read_text() for path in sorted([SOURCE, *SOURCE.parent.glob("*.h")])]
 
 
-def _processor() -> str:
+def processor() -> str:
+    """What this processor can do, as the system says."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

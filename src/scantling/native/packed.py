@@ -11,7 +11,7 @@ from scantling.native import library as native
 from scantling.native.arena import Arena, Place
 from scantling.native.kept import Kept
 from scantling.native.program import ACTS, SCORINGS, Layer, Outline
-from scantling.native.tiles import KINDS, ROWS, Stored, in_heads, join, nbytes, pack, padded
+from scantling.native.tiles import KINDS, ROWS, Stored, in_heads, join, joint, nbytes, pack, padded, tile_kind
 from scantling.native.weights import Weights
 from scantling.parts.leaf import HeadNorm, LayerNorm, RMSNorm
 from scantling.parts.mlp import GatedMLP
@@ -224,13 +224,13 @@ class Packed:
         orders = rows or [np.arange(len(piece.data) // experts) for piece in pieces]
         count = sum(map(len, orders))
         turns = np.arange(count).reshape(2, -1, ROWS).swapaxes(0, 1).reshape(-1) if by_turns else np.arange(count)
-        wide = len(columns) if columns is not None else pieces[0].columns
+        wide, held = len(columns) if columns is not None else pieces[0].columns, joint(pieces)
 
         def made() -> Any:
-            whole = [p if columns is None else p.columns_in(columns) for p in pieces]
+            whole = [(p if columns is None else p.columns_in(columns)).held_as(held) for p in pieces]
             return np.concatenate([pack(_of_expert(whole, orders, turns, e, experts)) for e in range(experts)])
 
-        kind = pieces[0].tiled
+        kind = tile_kind(held)
         data = self._arena.fill(experts * nbytes(kind, count, wide), made)
         shifts = biases or [name.removesuffix("weight") + "bias" for name in names]
         if not any(name in self._names for name in shifts):

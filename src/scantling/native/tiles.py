@@ -55,10 +55,16 @@ class Stored:
             raise ScantlingInputError(f"heads of such a width need weights of 16 or 32 bits, and these are {self.kind}")
         return Stored(self.kind, _taken(self.data, order, 1), len(order))
 
-    @property
-    def tiled(self) -> str:
-        """The kind of tile that says all of it."""
-        return {"F32": "f32", "BF16": "bf16", "Q8_0": "q8"}.get(self.kind, "q4")
+    def held_as(self, kind: str) -> Stored:
+        """The same numbers in a kind that `joint` names."""
+        if kind == self.kind:
+            return self
+        if (self.kind, kind) == ("Q4_0", "Q8_0"):
+            return Stored(kind, _q4_as_q8(self.data), self.columns)
+        if self.kind == "BF16":
+            return Stored("F32", (self.data.astype(np.uint32) << np.uint32(16)).view(np.float32), self.columns)
+        quants = need("gguf.quants", "dequantise weights")
+        return Stored("F32", quants.dequantize(self.data, quants.GGMLQuantizationType[self.kind]), self.columns)
 
 
 def block_bytes(kind: str) -> int | None:
@@ -99,16 +105,31 @@ def in_heads(heads: int, width: int, stored: int, order: NDArray[np.int64] | Non
     return places.reshape(-1)
 
 
-def join(pieces: list[Stored]) -> Stored:
-    """Matrices under one another.
-
-    Raises:
-        ScantlingInputError: they are stored in different kinds.
-    """
+def joint(pieces: list[Stored]) -> str:
+    """The kind that holds the numbers of all these matrices as they are, so that they can share a product."""
     kinds = {piece.kind for piece in pieces}
-    if len(kinds) > 1:
-        raise ScantlingInputError(f"weights of kinds {', '.join(sorted(kinds))} cannot share one product")
+    if len(kinds) == 1:
+        return pieces[0].kind
+    # d (nibble - 8) is d times a small whole number; a Q4_1 has a second number per block that Q8_0 has no place for.
+    return "Q8_0" if kinds == {"Q4_0", "Q8_0"} else "F32"
+
+
+def tile_kind(kind: str) -> str:
+    """The kind of tile that says all of a stored kind."""
+    return {"F32": "f32", "BF16": "bf16", "Q8_0": "q8"}.get(kind, "q4")
+
+
+def join(pieces: list[Stored]) -> Stored:
+    """Matrices of one kind under one another."""
     return Stored(pieces[0].kind, np.concatenate([piece.data for piece in pieces]), pieces[0].columns)
+
+
+def _q4_as_q8(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Blocks of Q4_0 (rows, bytes) as blocks of Q8_0: the same scale, and nibble - 8 in a byte."""
+    blocks = data.reshape(-1, _BLOCKS["Q4_0"])
+    nibbles = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], 1)
+    values = (nibbles.view(np.int8) - np.int8(8)).view(np.uint8)
+    return np.concatenate([blocks[:, :2], values], 1).reshape(len(data), -1)
 
 
 def padded(n: int, multiple: int) -> int:
@@ -123,7 +144,7 @@ def nbytes(kind: str, rows: int, columns: int) -> int:
 
 def pack(stored: Stored) -> NDArray[np.uint8]:
     """The matrix in tiles; missing rows and columns are 0."""
-    if stored.tiled in ("f32", "bf16"):
+    if tile_kind(stored.kind) in ("f32", "bf16"):
         return _plain(stored.data)
     blocks = stored.data.reshape(stored.data.shape[0], -1, _BLOCKS[stored.kind])
     blocks = _whole_tiles(blocks)

@@ -1,4 +1,4 @@
-"""Where the packed weights come from: a GGUF file's own blocks, or the values of a built net."""
+"""Where the packed weights come from: a file's own blocks or numbers, or the values of a built net."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import numpy as np
 from scantling.checkpoint.files import here
 from scantling.checkpoint.gguf import GGUFHeader, GGUFTensor
 from scantling.checkpoint.gguf_values import dequantise
+from scantling.checkpoint.load import DescribedFolder, dtype_of
 from scantling.checkpoint.names import Link, Row, links
+from scantling.checkpoint.stored_values import as_float32, stored
 from scantling.errors import ScantlingInputError
 from scantling.native.tiles import Stored, block_bytes, quantise
 
@@ -89,11 +91,12 @@ class OfGGUF:
 
     def matrix(self, name: str) -> Stored:
         tensor, order = self._found(name)
+        rows, columns = tensor.numel // tensor.shape[-1], tensor.shape[-1]
         if self._width == "stored" and (size := block_bytes(tensor.kind)) is not None:
-            shape = (tensor.shape[0], tensor.shape[1] // 32 * size)
+            shape = (rows, columns // 32 * size)
             raw = np.memmap(here(tensor.file), np.uint8, mode="r", offset=tensor.start, shape=shape).view(np.ndarray)
-            return Stored(tensor.kind, raw if order is None else raw[order], tensor.shape[1])
-        values = dequantise(tensor)
+            return Stored(tensor.kind, raw if order is None else raw[order], columns)
+        values = dequantise(tensor).reshape(rows, columns)
         values = values if order is None else values[order]
         # 16 bits hold what 16 bits held; half precision has no tile of its own.
         return as_asked(values, "f32" if self._width == "stored" else self._width)
@@ -106,16 +109,60 @@ class OfGGUF:
         return found
 
     def _found(self, name: str) -> tuple[GGUFTensor, NDArray[np.int64] | None]:
-        """The tensor that holds a matrix, and which rows of it in which order; None for all as they are."""
+        """The tensor that holds a matrix, and which rows of it in which order; None for all as they are.
+
+        The rows of a stack of matrices, those of experts, are numbered through.
+        """
         link = self._links[name]
-        if len(link.theirs) != 1 or any(len(self._shapes[ours]) != 2 for ours in link.ours):
+        if len(link.theirs) != 1:
             raise ScantlingInputError(f"{name} is spread over {len(link.theirs)} tensors of the file")
         tensor = self._tensors[link.theirs[0]]
-        numbers = np.arange(tensor.shape[0])
+        numbers = np.arange(tensor.numel // tensor.shape[-1])
         # A table of names changes the order of rows or cuts between them, so it can be asked with their numbers.
-        pieces = link.transform.load([numbers[:, None]], [self._shapes[ours] for ours in link.ours])
-        order = np.asarray(pieces[link.ours.index(name)])[:, 0]
+        asked = numbers.reshape(*tensor.shape[:-1], 1)
+        pieces = link.transform.load([asked], [self._shapes[ours] for ours in link.ours])
+        order = np.asarray(pieces[link.ours.index(name)]).reshape(-1)
         return tensor, None if np.array_equal(order, numbers) else order
+
+
+class OfFolder:
+    """Those of safetensors, as they are; nothing is built of them first.
+
+    Args:
+        width: see `WIDTHS`.
+    """
+
+    key: str | None
+
+    def __init__(self, file: DescribedFolder, width: str = "stored") -> None:
+        self._file, self._width = file, width
+        self._links: dict[str, Link] = {ours: link for link in file.table for ours in link.ours}
+        # One dtype for all, as a net has it.
+        self._bf16 = dtype_of(file.read)[0] == "bfloat16"
+        paths = sorted({here(info.file).resolve() for info in file.read})
+        states = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+        self.key = f"{states} {width}"
+
+    def matrix(self, name: str) -> Stored:
+        values = self._loaded(name)
+        values = values.reshape(-1, values.shape[-1])
+        if self._width in ("stored", "bf16") and self._bf16:
+            return Stored("BF16", values, values.shape[1])
+        return as_asked(as_float32(values), "f32" if self._width == "stored" else self._width)
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        return as_float32(self._loaded(name))
+
+    def _loaded(self, name: str) -> NDArray[Any]:
+        link, file = self._links[name], self._file
+        theirs = [stored(file.tensors[file.names[n]]) if n in file.names else None for n in link.theirs]
+        kind = next((values.dtype for values in theirs if values is not None), np.dtype(np.float32))
+        found = [
+            np.zeros(file.wanted[n], kind) if values is None else values
+            for n, values in zip(link.theirs, theirs, strict=True)
+        ]
+        ours = link.transform.load(found, [file.weights[n] for n in link.ours])
+        return np.asarray(ours[link.ours.index(name)])
 
 
 def as_asked(values: NDArray[np.float32], width: str) -> Stored:

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from scantling.errors import ScantlingInputError
 from scantling.parts.part import Part, Shape, Workload
 from scantling.parts.transformer import Transformer
-from scantling.units import DTYPE_BYTES
+from scantling.units import DTYPE_BYTES, stored_bytes
 
+KINDS = ("full", "ring")
+"""All positions of every layer; or of a layer only as many positions as a query of it can read back."""
+NUMBERS = ("plain", "int8")
+"""Values as they are; or a byte per value and a float32 scale per vector."""
 SCALE_BYTES = DTYPE_BYTES["float32"]
 """Of each vector that is kept in 8 bits."""
 
 
 def cache_bytes(model: Transformer, w: Workload, dtype: str, kind: str = "full", numbers: str = "plain") -> int:
-    """Bytes of keys and values of `w.batch` rows of `w.keys` positions.
+    """Bytes of all that is kept between decode steps of `w.batch` rows of `w.keys` positions.
 
     Args:
-        dtype: of the values, where they are kept as they are.
-        kind: ``full``; or ``ring``: of a layer only as many positions as a query of it can read back.
-        numbers: ``plain``; or ``int8``: a byte per value and a float32 scale per vector.
+        dtype: of the values, where they are kept as they are: a dtype or a format of blocks.
+        kind: one of `KINDS`.
+        numbers: one of `NUMBERS`.
 
     Raises:
-        ScantlingInputError: no such kind.
+        ScantlingInputError: no such kind, or a vector is no whole number of blocks.
     """
-    if kind not in ("full", "ring"):
-        raise ScantlingInputError(f"unknown kind of cache {kind!r}: use full or ring")
-    every = (shape for part in _parts(model) for shape in _shapes(part, w, kind == "ring"))
-    return sum(_bytes(shape, dtype, numbers) for shape in every)
+    if kind not in KINDS:
+        raise ScantlingInputError(f"unknown kind of cache {kind!r}: use {' or '.join(KINDS)}")
+    return _sum(model, w, dtype, numbers, _ring if kind == "ring" else _whole)
+
+
+def cache_read(model: Transformer, w: Workload, dtype: str, numbers: str = "plain") -> int:
+    """Bytes of them that the last token of every row must read: of a layer the positions that this token sees."""
+    return _sum(model, w, dtype, numbers, _seen)
 
 
 def paged_bytes(model: Transformer, blocks: int, size: int, dtype: str, numbers: str = "plain") -> int:
@@ -41,19 +49,32 @@ def blocks_needed(lengths: Sequence[int], size: int) -> int:
     return sum(-(-length // size) for length in lengths)
 
 
-def _parts(model: Transformer) -> list[Part]:
-    return [part for _, part, _ in model.walk()]
+def _sum(model: Transformer, w: Workload, dtype: str, numbers: str, positions: Callable[[Part, int], int]) -> int:
+    shapes = (
+        (*shape[:2], positions(part, shape[2]), *shape[3:])
+        for _, part, _ in model.walk()
+        for shape in part.state(w).values()
+    )
+    return sum(_bytes(shape, dtype, numbers) for shape in shapes)
 
 
-def _shapes(part: Part, w: Workload, ring: bool) -> list[Shape]:
-    reach = getattr(getattr(part, "visibility", None), "reach", None) if ring else None
-    shapes = part.state(w).values()
-    return [s if reach is None else (*s[:2], min(reach, s[2]), *s[3:]) for s in shapes]
+def _whole(part: Part, positions: int) -> int:
+    return positions
+
+
+def _ring(part: Part, positions: int) -> int:
+    visibility = getattr(part, "visibility", None)
+    return positions if visibility is None or visibility.reach is None else min(visibility.reach, positions)
+
+
+def _seen(part: Part, positions: int) -> int:
+    visibility = getattr(part, "visibility", None)
+    return positions if visibility is None else int(visibility.pairs(1, positions - 1))
 
 
 def _bytes(shape: Shape, dtype: str, numbers: str) -> int:
     if numbers == "int8":
         return math.prod(shape) + math.prod(shape[:-1]) * SCALE_BYTES
     if numbers != "plain":
-        raise ScantlingInputError(f"unknown kind of numbers in a cache {numbers!r}: use plain or int8")
-    return math.prod(shape) * DTYPE_BYTES[dtype]
+        raise ScantlingInputError(f"unknown kind of numbers in a cache {numbers!r}: use {' or '.join(NUMBERS)}")
+    return stored_bytes(math.prod(shape[:-1]), shape[-1], dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from scantling.errors import ScantlingInputError
@@ -133,34 +133,60 @@ def _rule_2n(model: Transformer, w: Workload) -> int:
     return 2 * w.batch * ((model.active_params - reads) * w.tokens + reads * source)
 
 
-def half_at(model: Transformer) -> dict[str, int | None]:
+def half_at(model: Transformer, source: int | None = None) -> dict[str, int | None]:
     """For each convention the shortest T from which on scores and mix are half of the blocks' FLOPs or more.
 
     None where no length up to `HALF_SEARCHED` is: there are no blocks, or windows keep the pairs few.
+
+    Args:
+        source: length of an encoder-decoder's source; without one it grows with the target.
     """
-    one, two = (flops(model, Workload(tokens=t)).costs for t in (1, 2))
-    rest = sum(cost.full for role, cost in one.items() if role not in (MIX, "head"))
-    found: dict[str, int | None] = {}
-    for name in ("full", "causal"):
-        short, long = (getattr(at.get(MIX, FREE), name) for at in (one, two))
-        # Of T tokens they cost a T^2 + b T, and the rest of the blocks T times what it costs of one.
-        a, b = (long - 2 * short) // 2, (4 * short - long) // 2
-        found[name] = max(1, -((b - rest) // a)) if a else None
-    found["visible"] = _visible_half(model, found["causal"])
-    return found
+    short = [flops(model, Workload(tokens=t, source=source)).costs for t in (1, 2, 3)]
+    found = {name: _root(*(_ahead(costs, name) for costs in short)) for name in ("full", "causal")}
+    return found | {"visible": _visible_half(model, source, found["causal"])}
 
 
-def _visible_half(model: Transformer, causal: int | None) -> int | None:
+def _ahead(costs: Mapping[str, Cost], name: str) -> int:
+    """By how much scores and mix are more than the rest of the blocks."""
+    rest = sum(cost.full for role, cost in costs.items() if role not in (MIX, "head"))
+    return int(getattr(costs.get(MIX, FREE), name)) - rest
+
+
+def _root(one: int, two: int, three: int) -> int | None:
+    """The least T from which on a quadratic in T, given at 1, 2 and 3, is not negative; None where it is a line."""
+    slope, bend = two - one, three - 2 * two + one
+
+    def value(t: int) -> int:
+        return one + (t - 1) * slope + (t - 1) * (t - 2) // 2 * bend
+
+    if bend <= 0:
+        return None
+    # Its least value is there, and behind it grows.
+    low = max(1, 1 - slope // bend)
+    if value(low) >= 0:
+        return 1
+    high = 2 * low
+    while value(high) < 0:
+        low, high = high, 2 * high
+    return _first(lambda t: value(t) >= 0, low, high)
+
+
+def _visible_half(model: Transformer, source: int | None, causal: int | None) -> int | None:
     """The length from which the pairs that are seen cost half: never shorter than that of the causal half."""
 
     def reached(tokens: int) -> bool:
-        return flops(model, Workload(tokens=tokens)).share("visible") >= 0.5
+        return flops(model, Workload(tokens=tokens, source=source)).share("visible") >= 0.5
 
     if causal is None or not reached(HALF_SEARCHED):
         return None
     low, high = causal - 1, causal
     while not reached(high):
         low, high = high, 2 * high
+    return _first(reached, low, high)
+
+
+def _first(reached: Callable[[int], bool], low: int, high: int) -> int:
+    """The least number that reaches it, where `low` does not and `high` does."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if reached(middle) else (middle, high)

@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass, replace
 
 from scantling.errors import ScantlingInputError
+from scantling.numbers.cache import cache_bytes
 from scantling.numbers.workspace import working_space
-from scantling.parts.cross import CrossAttention
-from scantling.parts.heads import Head
-from scantling.parts.leaf import Embedding
+from scantling.parts.dims import Shape
 from scantling.parts.part import Workload
 from scantling.parts.transformer import Transformer
 from scantling.units import BLOCKS, DTYPE_BYTES, stored_bytes
@@ -46,22 +45,35 @@ class Memory:
         return self.weights + self.kv + self.working
 
 
-def memory(model: Transformer, w: Workload, dtype: str, cache_dtype: str, page: int = 1) -> Memory:
+def memory(
+    model: Transformer,
+    w: Workload,
+    dtype: str,
+    cache_dtype: str,
+    page: int = 1,
+    kind: str = "full",
+    numbers: str = "plain",
+) -> Memory:
     """Bytes for `w` with weights in `dtype` and the cache in `cache_dtype`, each a dtype or a format of blocks.
 
     Args:
         page: positions of a row are allotted in pages of so many (Kwon et al., arXiv:2309.06180, section 4.1).
+        kind: of the cache, one of `cache.KINDS`.
+        numbers: in the cache, one of `cache.NUMBERS`.
 
     Raises:
-        ScantlingInputError: a row of the cache is no whole number of blocks.
+        ScantlingInputError: a vector of the cache is no whole number of blocks, or rings in pages.
     """
+    if kind == "ring" and page > 1:
+        raise ScantlingInputError(f"pages of {page} positions are of a full cache: a ring is allotted whole")
     runs_in = computing(dtype)
     # What an encoder-decoder keeps of its source does not grow with the target.
-    one, two = (cache_bytes(model, Workload(tokens=tokens, source=1), cache_dtype) for tokens in (1, 2))
+    longer = (Workload(tokens=w.keys + more, source=1) for more in (0, 1))
+    before, after = (cache_bytes(model, asked, cache_dtype, kind, numbers) for asked in longer)
     return Memory(
         weights=weight_bytes(model, dtype),
-        kv_per_token=two - one,
-        kv=cache_bytes(model, _paged(w, page), cache_dtype),
+        kv_per_token=after - before,
+        kv=cache_bytes(model, _paged(w, page), cache_dtype, kind, numbers),
         logits=logits_of(model, w) * DTYPE_BYTES["float32"],
         scores=largest_scores(model, w) * DTYPE_BYTES[runs_in],
         working=working_space(model, replace(w, last_only=model.decoder is not None), runs_in),
@@ -83,27 +95,21 @@ def weight_bytes(model: Transformer, kind: str) -> int:
     Beside blocks, vectors, routers, learned positions and types stay float32, and a matrix whose rows are no whole
     number of blocks float16, as `scantling convert --to gguf` writes them.
     """
+    beside = DTYPE_BYTES[kind if kind in DTYPE_BYTES else "float32"]
+    buffers = beside * sum(math.prod(shape) for shape in model.named_buffers.values())
+    return buffers + sum(
+        shape_bytes(shape, role, kind) for _, part, role in model.walk() for shape in part.weights().values()
+    )
+
+
+def shape_bytes(shape: Shape, role: str, kind: str) -> int:
+    """Bytes of one weight of a part of that role, by the rules of `weight_bytes`."""
     if kind in DTYPE_BYTES:
-        return held(model) * DTYPE_BYTES[kind]
-    wide, block, total = DTYPE_BYTES["float32"], BLOCKS[kind][0], 0
-    for _, part, role in model.walk():
-        total += wide * sum(math.prod(shape) for shape in part.buffers().values())
-        for shape in part.weights().values():
-            if len(shape) < 2 or role in _WIDE_ROLES:
-                total += wide * math.prod(shape)
-            else:
-                fits = shape[-1] % block == 0
-                total += stored_bytes(math.prod(shape[:-1]), shape[-1], kind if fits else "float16")
-    return total
-
-
-def cache_bytes(model: Transformer, w: Workload, kind: str) -> int:
-    """Bytes of all that is kept between decode steps.
-
-    Raises:
-        ScantlingInputError: a row is no whole number of blocks.
-    """
-    return sum(stored_bytes(math.prod(shape[:-1]), shape[-1], kind) for shape in model.named_state(w).values())
+        return math.prod(shape) * DTYPE_BYTES[kind]
+    if len(shape) < 2 or role in _WIDE_ROLES:
+        return math.prod(shape) * DTYPE_BYTES["float32"]
+    fits = shape[-1] % BLOCKS[kind][0] == 0
+    return stored_bytes(math.prod(shape[:-1]), shape[-1], kind if fits else "float16")
 
 
 def _paged(w: Workload, page: int) -> Workload:
@@ -128,30 +134,3 @@ def largest_scores(model: Transformer, w: Workload) -> int:
 def logits_of(model: Transformer, w: Workload) -> int:
     """Elements of what the head gives, of the widest of its rows."""
     return max((step.numel for step in model.steps(w) if step.path.startswith("head")), default=0)
-
-
-def read_per_token(model: Transformer, past: int, dtype: str, source: int | None = None) -> int:
-    """Bytes that one decode step must read: the active weights that enter a product or a norm, and the cache.
-
-    A table that is only looked up counts one row.
-    """
-    looked_up = [part for _, part, _ in model.walk() if isinstance(part, Embedding)]
-    read = model.active_params + sum(part.d_model for part in looked_up)
-    tied = isinstance(model.head, Head) and model.head.tied
-    read -= sum(part.params for part in looked_up if not (part is model.table and tied))
-    if model.two_stacks and model.encoder is not None:
-        # The source was read before: its stack, and the keys and values made of it.
-        inner = (part for _, part, _ in model.encoder.walk() if isinstance(part, Embedding))
-        read -= model.encoder.params - sum(part.params - part.d_model for part in inner)
-        read -= sum(
-            child.params
-            for _, part, _ in model.walk()
-            if isinstance(part, CrossAttention)
-            for name, child in part.parts()
-            if name in ("k", "v")
-        )
-    return (read + _state(model, Workload(past=past, source=source))) * DTYPE_BYTES[dtype]
-
-
-def _state(model: Transformer, w: Workload) -> int:
-    return sum(math.prod(shape) for shape in model.named_state(w).values())

@@ -52,6 +52,11 @@ class Phase:
         return self.by_part.get(MIX, FREE).full / self.model.full if self.model.full else 0.0
 
 
+def decode_step(w: Workload) -> Workload:
+    """The step that brings the last token of `w`, everything before it in the cache."""
+    return replace(w, tokens=1, past=w.keys - 1, source=w.sources)
+
+
 def phases(model: Transformer, w: Workload) -> list[Phase]:
     """The phases of rows of `w.tokens` new positions after `w.past`: the last of them is the one that is decoded.
 
@@ -65,7 +70,7 @@ def _phases(model: Transformer, w: Workload) -> Iterator[Phase]:
         prefill = replace(w, last_only=model.decoder is not None, training=False)
         yield Phase("forward" if model.decoder is None else "prefill", prefill, flops(model, prefill).costs)
     if model.decoder is not None and w.keys > 1:
-        step = replace(w, tokens=1, past=w.keys - 1, source=w.sources, training=False)
+        step = decode_step(replace(w, training=False))
         yield Phase("decode", step, flops(model, step).costs)
     if w.past == 0:
         training = replace(w, training=True)

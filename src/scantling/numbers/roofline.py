@@ -5,17 +5,18 @@ Williams, Waterman, Patterson: Roofline (CACM 52/4, 2009). Activations and launc
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from scantling.errors import ScantlingInputError
+from scantling.numbers.cache import cache_bytes, cache_read
 from scantling.numbers.flops import flops
 from scantling.numbers.hardware import Device, arithmetic
-from scantling.numbers.memory import cache_bytes, memory, read_per_token, weight_bytes
-from scantling.parts.moe import MoE
+from scantling.numbers.memory import memory
+from scantling.numbers.phases import decode_step
+from scantling.numbers.reading import weights_read
 from scantling.parts.part import Workload
 from scantling.parts.transformer import Transformer
-from scantling.units import DTYPE_BYTES
+from scantling.units import BLOCKS
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,10 @@ class Bound:
     """One pass: a decode step of every row, or a prefill.
 
     Attributes:
-        tokens: that the pass produces (decode) or reads (prefill), all rows.
+        tokens: that the pass produces (decode) or reads (prefill, forward), all rows.
         flops: attention over the pairs that are seen.
         weight_bytes: read once per pass.
-        cache_bytes: read by a decode step, written by a prefill.
+        cache_bytes: what a decode step sees and must read; what a prefill must write for later tokens to see.
         compute_seconds, memory_seconds: at the dense peak, at the bandwidth.
     """
 
@@ -65,81 +66,84 @@ class Bound:
 
 @dataclass(frozen=True)
 class Roofline:
-    """Both passes of generation on one device.
+    """The passes of generation on one device; an encoder has one pass, over whole texts.
 
     Attributes:
         ridge: FLOPs per byte from which arithmetic binds.
-        decode: a step of every row at the full context.
-        prefill: the context of every row, logits of the last position only.
+        passes: by name. ``decode``: a step of every row at the full context. ``prefill``: the context of every row, or
+            the source of an encoder-decoder with the target's first token; logits of the last position only.
+            ``forward``: an encoder's.
         resident_bytes: weights and cache.
         fits: whether the device's memory holds them; None where its size is not known.
     """
 
     ridge: float
-    decode: Bound
-    prefill: Bound
+    passes: Mapping[str, Bound]
     resident_bytes: int
     fits: bool | None
 
+    @property
+    def decode(self) -> Bound:
+        """A decode step of every row."""
+        return self.passes["decode"]
 
-def roofline(model: Transformer, device: Device, batch: int, context: int, dtype: str, cache_dtype: str) -> Roofline:
-    """Bounds of `batch` rows of `context` positions with weights in `dtype`, computed in the same arithmetic.
+    @property
+    def prefill(self) -> Bound:
+        """The pass over the prompts."""
+        return self.passes["prefill"]
+
+
+@dataclass(frozen=True)
+class Formats:
+    """What is stored how.
+
+    Attributes:
+        weights: a dtype, in which products are computed too, or a format of blocks beside bfloat16.
+        cache: of keys and values, a dtype or a format of blocks.
+    """
+
+    weights: str = "bfloat16"
+    cache: str = "bfloat16"
+
+    @property
+    def arithmetic(self) -> str:
+        """What products multiply in, by the names of data sheets."""
+        return arithmetic("bfloat16" if self.weights in BLOCKS else self.weights)
+
+
+def roofline(model: Transformer, device: Device, w: Workload, formats: Formats = Formats()) -> Roofline:
+    """Bounds of `w.batch` rows of `w.tokens` positions, and of an encoder-decoder a source of `w.sources`.
 
     Raises:
-        ScantlingInputError: not a decoder, or a device without that peak or without a bandwidth.
+        ScantlingInputError: a device without that peak or without a bandwidth.
     """
-    generating(model)
-    peak, bandwidth = device.peak(arithmetic(dtype)), device.bandwidth
-    step = Workload(batch, 1, context - 1)
-    whole = Workload(batch, context, 0, last_only=True)
-    held = memory(model, whole, dtype, cache_dtype)
+    peak, bandwidth = device.peak(formats.arithmetic), device.bandwidth
+    held = memory(model, w, formats.weights, formats.cache)
 
-    def bound(w: Workload, tokens: int, weights: int) -> Bound:
-        work = flops(model, w).forward_visible
-        moved = weights + held.kv
-        return Bound(tokens, work, weights, held.kv, work / peak, moved / bandwidth)
+    def bound(asked: Workload, tokens: int, moved: tuple[int, int]) -> Bound:
+        work = flops(model, asked).forward_visible
+        return Bound(tokens, work, *moved, work / peak, sum(moved) / bandwidth)
 
+    passes = {}
+    if model.decoder is not None:
+        passes["decode"] = bound(decode_step(w), w.batch, step_reads(model, w, formats))
+    first = replace(w, tokens=1) if model.two_stacks else w
+    read = w.batch * (w.sources if model.two_stacks else w.tokens)
+    once = weights_read(model, formats.weights, read), cache_bytes(model, first, formats.cache, "ring")
+    name = "forward" if model.decoder is None else "prefill"
+    passes[name] = bound(replace(first, last_only=model.decoder is not None), read, once)
     return Roofline(
         ridge=peak / bandwidth,
-        decode=bound(step, batch, weights_read(model, dtype, batch)),
-        prefill=bound(whole, batch * context, weights_read(model, dtype, batch * context)),
+        passes=passes,
         resident_bytes=held.weights + held.kv,
         fits=None if device.memory_bytes is None else held.weights + held.kv <= device.memory_bytes,
     )
 
 
-def generating(model: Transformer) -> Transformer:
-    """The model itself, if it is a decoder alone.
+def step_reads(model: Transformer, w: Workload, formats: Formats) -> tuple[int, int]:
+    """Bytes that a decode step of every row must read at the end of `w`: weights once, and what it sees of the cache.
 
-    Raises:
-        ScantlingInputError: it has an encoder.
+    Of an encoder, whose texts are read in one pass, the weights.
     """
-    if model.decoder is None or model.two_stacks:
-        raise ScantlingInputError("the roofline is that of a decoder's generation; this model has an encoder")
-    return model
-
-
-def step_bytes(model: Transformer, batch: int, context: int, dtype: str, cache_dtype: str) -> int:
-    """What a decode step of every row reads at the full context: weights once, and the cache."""
-    held = memory(model, Workload(batch, context), dtype, cache_dtype)
-    return weights_read(model, dtype, batch) + held.kv
-
-
-def weights_read(model: Transformer, dtype: str, tokens: int, source: int | None = None) -> int:
-    """Bytes of the weights that `tokens` at once enter; of a mixture the mean over tokens that choose at random.
-
-    Args:
-        source: of an encoder-decoder's step, the tokens that were read before; None counts the encoder too.
-    """
-    if model.two_stacks and source is None:
-        return weight_bytes(model, dtype)
-    alone = read_per_token(model, 0, dtype, source) - cache_bytes(model, Workload(source=source), dtype)
-    more = sum(_further_experts(part, tokens) for _, part, _ in model.walk() if isinstance(part, MoE))
-    return alone + round(more * DTYPE_BYTES[dtype])
-
-
-def _further_experts(part: MoE, tokens: int) -> float:
-    """Parameters of the experts beyond the first token's: each of E stays idle with (1 - k/E)^tokens."""
-    total, chosen = part.router.n_experts, part.router.top_k
-    distinct = total * -math.expm1(tokens * math.log1p(-chosen / total)) if chosen < total else total
-    return part.experts.params / total * max(0.0, distinct - chosen)
+    source = w.sources if model.two_stacks else None
+    return weights_read(model, formats.weights, w.batch, source), cache_read(model, decode_step(w), formats.cache)

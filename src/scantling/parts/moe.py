@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scantling.parts.dims import ONE, Dim, Shape, elements
 from scantling.parts.leaf import WIDE, Linear
 from scantling.parts.mlp import MLP, GatedMLP
 from scantling.parts.part import Part, Step, Workload
 from scantling.parts.saved import Value
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,12 @@ class MoE(Part):
         if self.shared:
             named["shared"] = self.shared
         return named | {"shared_gate": Linear(self.router.d_model, 1)} if self.shared_gate else named
+
+    def module(self, path: str) -> nn.Module:
+        # A counter of FLOPs knows only the operators that are there when it is made.
+        import scantling.tensor.experts  # noqa: F401
+
+        return super().module(path)
 
     def idle_params(self) -> int:
         router = self.router

@@ -21,7 +21,7 @@ from scantling.study.facts import Fact, facts
 
 ABOUT = ("name", "training", "inference", "source", "published")
 """Keys that say where a card is from and change nothing in the model."""
-NUMBERS = ("parameters", "FLOPs", "memory")
+NUMBERS = ("parameters", "FLOPs", "memory", "cost")
 FATES = ("same", "other_shape", "new", "gone")
 
 
@@ -81,7 +81,7 @@ class Diff:
     Attributes:
         keys: keys of the card with another value; a list of numbers or words is one value.
         parts: rows of the parts list that are added, removed or changed.
-        numbers: parameters by part, FLOPs and memory that are not equal.
+        numbers: parameters by part, FLOPs, memory and cost that are not equal.
         weights: every stored tensor of either card.
     """
 
@@ -102,7 +102,7 @@ class Diff:
 
 
 def diff(a: Card, b: Card, w: Workload, w_b: Workload | None = None) -> Diff:
-    """What changes from `a` to `b`; FLOPs and memory are those of a prefill `w` (of `b`: `w_b`, where it is given)."""
+    """What changes from `a` to `b`; the other numbers are those of a prefill `w` (of `b`: `w_b`, where it is given)."""
     a, b = complete(a), complete(b)
     old, new = assemble(a), assemble(b)
     keys = _changes(dict(_leaves(a)), dict(_leaves(b)))

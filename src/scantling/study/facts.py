@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from scantling.cards.schema import Card, MoE, MultiHead, RoPE
+from scantling.numbers.cost import ASSUMED_MFU, run
 from scantling.numbers.count import count
 from scantling.numbers.flops import flops, half_at
+from scantling.numbers.hardware import device
 from scantling.numbers.memory import memory
+from scantling.numbers.phases import decode_step
+from scantling.numbers.roofline import roofline
+from scantling.numbers.training import Recipe, training_memory
 from scantling.parts.attention import Attention
 from scantling.parts.cross import CrossAttention
 from scantling.parts.latent import LatentAttention
@@ -24,6 +29,9 @@ Value = int | float | str | bool | None
 DTYPES = ("float32", "bfloat16", "int8")
 """In which the bytes of the weights are given."""
 CACHE_DTYPE = "bfloat16"
+RECIPE = Recipe("bf16-master")
+DEVICE = "h100"
+TRAINED = 10**12
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,7 @@ class Fact:
     """One line about a card.
 
     Attributes:
-        section: choices, sizes, parameters, FLOPs or memory.
+        section: choices, sizes, parameters, FLOPs, memory or cost.
         what: with its unit and convention.
         value: a number, a word, or None where the card has no such thing.
     """
@@ -53,6 +61,7 @@ def facts(card: Card, model: Transformer, w: Workload) -> list[Fact]:
         "parameters": _parameters(model),
         "FLOPs": _flops(model, w),
         "memory": _memory(model, w),
+        "cost": _cost(model, w),
     }
     return [Fact(section, what, value) for section, rows in sections.items() for what, value in rows]
 
@@ -167,12 +176,7 @@ def _flops(model: Transformer, w: Workload) -> Iterator[tuple[str, Value]]:
     yield "decode, one step at that length", step
     yield "attention share of the blocks", f.attention_share
     yield "attention share of all", f.attention_share_of_total
-    yield "length where attention is half of the blocks", half_at(model)["full"]
-
-
-def decode_step(w: Workload) -> Workload:
-    """The step that brings the last token of `w`, everything before it in the cache."""
-    return replace(w, tokens=1, past=w.keys - 1, source=w.sources)
+    yield "length where attention is half of the blocks", half_at(model, w.source)["full"]
 
 
 def _per(total: int, n: int) -> int | float:
@@ -185,3 +189,19 @@ def _memory(model: Transformer, w: Workload) -> Iterator[tuple[str, Value]]:
         yield f"weights, {dtype}, bytes", kept.weights * DTYPE_BYTES[dtype] // DTYPE_BYTES["int8"]
     yield f"KV cache per token, {CACHE_DTYPE}, bytes", kept.kv_per_token
     yield f"KV cache at that length, {CACHE_DTYPE}, bytes", kept.kv
+    step = training_memory(model, w, RECIPE)
+    yield f"training states, {RECIPE.precision}, {RECIPE.optimizer}, bytes", step.states
+    yield "kept for the backward at that length, bfloat16, fused kernel, bytes", step.activations
+
+
+def _cost(model: Transformer, w: Workload) -> Iterator[tuple[str, Value]]:
+    found, chip = flops(model, w).training, device(DEVICE)
+    spent = found * TRAINED // (w.batch * w.tokens)
+    hours = run(spent, 1, chip.peak("bf16")).device_hours
+    yield "training on 10^12 tokens in such rows, FLOPs", spent
+    yield f"device-hours of that on {DEVICE} at {100 * ASSUMED_MFU:g} % of its dense peak", round(hours)
+    bounds = roofline(model, chip, w).passes
+    yield (
+        f"decode at that length on one {DEVICE}, at most tokens/s",
+        (round(bounds["decode"].tokens_per_second) if "decode" in bounds else None),
+    )

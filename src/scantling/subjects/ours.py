@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from scantling.audits import Abilities, Facts, Feed, Subject
-from scantling.audits.protocol import ABSOLUTE, Cached, Change, Loss, Position, Run
+from scantling.audits.protocol import ABSOLUTE, Cached, Change, Loss, Maps, Position, Run
 from scantling.cards import Card
 from scantling.cards.rules import position_limit
 from scantling.errors import need
@@ -47,6 +47,7 @@ def ours(lm: Model, name: str | None = None, sample: Tensor | None = None) -> Su
         module=lm.net,
         blocks=tuple(stack.blocks),  # type: ignore[union-attr, arg-type]
         kernels={kernel: _run(lm, kernel=kernel) for kernel in KERNELS},
+        maps={kernel: _maps(lm, kernel) for kernel in KERNELS},
         modes={"in training": _in_training(lm), "while maps are recorded": _run(lm, "reference", recorder=_passed_on)},
         packed={"document_ids": _run(lm)} if _per_token(lm) else {},
         cached={"its cache": _cached(lm), **caches.ways(lm, any(_windows(lm) or ()))} if decodes else {},
@@ -81,6 +82,7 @@ def facts(lm: Model) -> Facts:
         switch=trained if stretched else None,
         tied=card.tied if card.head.kind == "lm" else None,
         routed=any(hasattr(part, "router") for _, part, _ in lm.parts.walk()),
+        sinks=any(name.endswith(".sinks") for name in lm.parts.named_weights),
         dropout=_drops(card),
         pad_id=getattr(position, "pad_id", None),
         per_token=_per_token(lm),
@@ -156,6 +158,26 @@ def _flat(lm: Model, out: Tensor) -> Tensor:
 
 def _passed_on(_: str, value: Tensor) -> Tensor:
     return value
+
+
+def _maps(lm: Model, kernel: str) -> Maps:
+    """Of the stack that the head reads; for the fused kernel they are computed again."""
+    side, stack = ("decoder", lm.parts.decoder) if lm.parts.decoder is not None else ("encoder", lm.parts.encoder)
+    paths = [f"{side}.blocks.{i}.attn" for i in range(len(stack.blocks))] if stack is not None else []
+
+    def maps(feed: Feed) -> list[Tensor]:
+        found: dict[str, Tensor] = {}
+
+        def record(path: str, value: Tensor) -> Tensor:
+            found[path] = value
+            return value
+
+        context = _context(lm, feed, kernel)
+        context.observe(record, shown=paths)
+        lm.net(feed.ids, context, feed.source)
+        return [found[f"{path}:weights"] for path in paths]
+
+    return maps
 
 
 def _in_training(lm: Model) -> Run:

@@ -47,6 +47,7 @@ def facts(model: Any, tied: bool | None) -> Facts:
         switch=trained if stretched else None,
         tied=tied,
         routed=any(getattr(config, key, None) for key in ("num_local_experts", "n_routed_experts", "num_experts")),
+        sinks=any(name.endswith(".sinks") for name, _ in model.named_parameters()),
         dropout=None,
         pad_id=getattr(config, "pad_token_id", None),
         start_id=getattr(config, "decoder_start_token_id", None),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from scantling.audits import Feed
-from scantling.audits.protocol import Cached, Run
+from scantling.audits.protocol import Cached, Maps, Run
 
 KERNELS = ("sdpa", "eager")
 _TWINS: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
@@ -98,6 +98,19 @@ def plain(model: Any, kernel: str | None = None, maps: bool = False, **more: Any
     def run(feed: Feed) -> Tensor:
         with quietly(), _kernel(model, kernel) as chosen:
             return logits_of(chosen(**given(model, feed), **fixed), feed.tokens)
+
+    return run
+
+
+def maps(model: Any, kernel: str) -> Maps:
+    """The attention maps that a kernel gives when it is asked: none where it has none."""
+    run_with = {"use_cache": False} if "use_cache" in arguments(model) else {}
+    name = "decoder_attentions" if model.config.is_encoder_decoder else "attentions"
+
+    def run(feed: Feed) -> list[Tensor]:
+        with quietly(), _kernel(model, kernel) as chosen:
+            out = chosen(**given(model, feed), **run_with, output_attentions=True)
+        return list(getattr(out, name, None) or ())
 
     return run
 

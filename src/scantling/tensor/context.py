@@ -44,6 +44,7 @@ class Context:
         recorder: called with (path, value) at every capture point; what it returns goes on in its place.
         last_only: the head sees only the last position.
         types: (B, T) kinds of the tokens; 0 where none are given.
+        last_at: (B,) which position of each row counts as its last, where rows are padded on the right; or None.
         ids: (B, T) of the pass, where positions are counted from them.
         memory: the encoder's output (B, S, d), or None where the cache holds what was made of it.
         source_padding: (B, S) bool, True at real tokens of the source, or None where all are.
@@ -97,6 +98,7 @@ class Context:
         self._given = positions is not None
         self.padding, self.cache, self.training, self.recorder = padding, cache, training, recorder
         self.last_only, self._types, self._labels = last_only, types, labels
+        self.last_at: Tensor | None = None
         self.ids: Tensor | None = None
         self.memory: Tensor | None = None
         self.source_padding, self.source_documents = source_padding, source_documents
@@ -334,7 +336,7 @@ class Context:
         """
         bias = self._bias(net, part)
         # A cache gives the last keys, up to the newest; what is missing stands before them.
-        first = self.past + self.tokens - k.shape[2]
+        first = 0 if self.pasts is not None else self.past + self.tokens - k.shape[2]
         if bias is not None and first:
             whole = bias
             bias = lambda start, end: whole(start, end)[..., first:]  # noqa: E731
@@ -392,6 +394,8 @@ class Context:
 
     def wanted(self, x: Tensor) -> Tensor:
         """The positions (B, T or 1, d) that the head reads."""
+        if self.last_only and self.last_at is not None:
+            return x[torch.arange(x.shape[0], device=x.device), self.last_at][:, None]
         # A copy: with the strides of a view torch would copy the head's whole matrix for a batched product.
         return x[:, -1:].clone(memory_format=torch.contiguous_format) if self.last_only else x
 

@@ -67,7 +67,7 @@ class Seen:
     first: int = 0
     pasts: Tensor | None = None
     made: dict[str, Any] = field(default_factory=dict, compare=False)
-    _last: dict[tuple[int, int, int, int], Tensor] = field(default_factory=dict, compare=False)
+    _last: list[tuple[tuple[int, int, int, int], Tensor]] = field(default_factory=list, compare=False)
 
     @property
     def shared(self) -> bool:
@@ -93,11 +93,10 @@ class Seen:
         """For the queries [start, end) and the keys [first_key, last_key): (1 or B, 1, rows, keys), True where read."""
         keys = self.past + self.tokens - self.first if last_key is None else last_key
         wanted = (start, end, first_key, keys)
-        if wanted not in self._last:
-            # Layers of one pass ask for the same rows one after the other.
-            self._last.clear()
-            self._last[wanted] = self._made(*wanted)
-        return self._last[wanted]
+        # Layers of one pass ask for the same rows one after the other; sizes that an export leaves open have no hash.
+        if not self._last or self._last[0][0] != wanted:
+            self._last[:] = [(wanted, self._made(*wanted))]
+        return self._last[0][1]
 
     def _made(self, start: int, end: int, first_key: int, keys: int) -> Tensor:
         first_key, keys = first_key + self.first, keys + self.first
@@ -204,14 +203,19 @@ def build(
         (seen, is_causal): the rows of the mask; or None with `is_causal` telling the kernel the plain causal
         triangle; or (None, False) where everything is seen.
     """
-    keys = past + tokens
     prefix = prefix if visibility.prefix else None
-    narrow = visibility.narrows(keys)
-    if first and tokens == 1:
-        narrow = visibility.stride is not None or visibility.span(past, past, keys)[0] > first
-    if padding is None and prefix is None and packed is None and pasts is None and not narrow:
+    alike = padding is None and prefix is None and packed is None and pasts is None
+    if alike and not _narrows(visibility, tokens, past, first):
         if not visibility.causal or tokens == 1:
             return None, False
         if past == 0 and not explicit:
             return None, True
     return Seen(visibility, past, tokens, padding, device, prefix, packed, first, pasts), False
+
+
+def _narrows(visibility: Visibility, tokens: int, past: int, first: int) -> bool:
+    """Whether anything but causality hides one of the keys from `first` on."""
+    keys = past + tokens
+    if first and tokens == 1:
+        return visibility.stride is not None or visibility.span(past, past, keys)[0] > first
+    return visibility.narrows(keys)

@@ -49,7 +49,7 @@ def common(
     eps: float = 1e-6,
     theta: float = 1e4,
     trained: int | None = None,
-    fraction: float = 1.0,
+    fraction: float | None = None,
 ) -> dict[str, Any]:
     """All sections of Llama and its relatives but the MLP; the named arguments are what a missing key means."""
     d_model, heads = keys.size("hidden_size"), keys.size("num_attention_heads")

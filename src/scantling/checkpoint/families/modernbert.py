@@ -134,7 +134,7 @@ def _config(card: Card) -> dict[str, Any] | None:
         "mlp_bias": mlp.bias,
         "global_rope_theta": far.theta,
         "local_rope_theta": near.theta,
-        "local_attention": 2 * ((windows["sliding_window"] or 65) - 1),
+        "local_attention": 2 * (windows.get("sliding_window", 65) - 1),
         # Older readers know the period only.
         "global_attn_every_n_layers": full[1] if len(full) > 1 else max(card.n_layers, 1),
         "layer_types": windows["layer_types"],

@@ -24,7 +24,7 @@ def _card(keys: Keys) -> dict[str, Any]:
     for name in ("full_attn_mod", "interpolate_factor"):
         keys.only(name, 1)
     keys.only("embd_pdrop", 0, 0.0)
-    sections = llama.common(keys, [], eps=1e-5, trained=_TRAINED)
+    sections = llama.common(keys, [], eps=1e-5, trained=_TRAINED, fraction=1.0)
     kind = sections["position"].get("scaling", {}).get("kind", "longrope")
     if kind != "longrope":
         raise ScantlingInputError(f"{keys.where}: RoPE scaling {kind!r} is not defined for phi3; known: longrope")

@@ -6,10 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from scantling.cards import Card
-from scantling.cards.schema import MoE, MultiHead
+from scantling.cards.schema import Gated, MoE, MultiHead
 from scantling.checkpoint import layer_keys
 from scantling.checkpoint.config_keys import Keys
-from scantling.checkpoint.config_write import ACTIVATIONS, gated_keys, has_all_biases, llama_keys, window_keys
+from scantling.checkpoint.config_write import (
+    ACTIVATIONS,
+    gated_keys,
+    has_all_biases,
+    layers_of,
+    llama_keys,
+    window_keys,
+)
 from scantling.checkpoint.families import llama
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.layer_keys import FULL, SLIDING
@@ -112,7 +119,7 @@ def _rows(card: Card) -> Sequence[Row]:
 
 def _windows_config(card: Card) -> dict[str, Any]:
     keys = window_keys(card)
-    if keys["sliding_window"] is None:
+    if "sliding_window" not in keys:
         return {"use_sliding_window": False}
     return {"use_sliding_window": True, "max_window_layers": 0, **keys}
 
@@ -143,6 +150,7 @@ def _qwen2_moe_config(card: Card) -> dict[str, Any] | None:
         **mixture,
         "qkv_bias": biased,
         "shared_expert_intermediate_size": mlp.shared.d_ff,
+        **_windows_config(card),
     }
 
 
@@ -150,11 +158,14 @@ def _qwen3_moe_config(card: Card) -> dict[str, Any] | None:
     common, mixture = llama_keys(card), _mixture_keys(card)
     if common is None or mixture is None:
         return None
+    # This family has one reach for all layers, and no key that lists them.
+    windows = {key: value for key, value in _windows_config(card).items() if key != "layer_types"}
     return {
         "architectures": ["Qwen3MoeForCausalLM"],
         **common,
         "attention_bias": has_all_biases(card),
         **mixture,
+        **windows,
     }
 
 
@@ -162,16 +173,16 @@ def _mixture_keys(card: Card) -> dict[str, Any] | None:
     mlp = card.mlp
     if not isinstance(mlp, MoE):
         return None
+    dense = {i: layer.mlp for i, layer in enumerate(layers_of(card)) if isinstance(layer.mlp, Gated)}
     return {
         "hidden_act": ACTIVATIONS[mlp.expert.act],
-        "intermediate_size": mlp.expert.d_ff,
+        "intermediate_size": next((layer.d_ff for layer in dense.values()), mlp.expert.d_ff),
         "moe_intermediate_size": mlp.expert.d_ff,
         "num_experts": mlp.n_experts,
         "num_experts_per_tok": mlp.top_k,
         "norm_topk_prob": mlp.normalize,
         "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "use_sliding_window": False,
+        "mlp_only_layers": list(dense),
     }
 
 

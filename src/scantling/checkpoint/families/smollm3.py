@@ -48,7 +48,7 @@ def _config(card: Card) -> dict[str, Any] | None:
     if common is None or mlp is None or not isinstance(card.mlp, Gated):
         return None
     windows = window_keys(card)
-    sliding = {"use_sliding_window": True, **windows} if windows["sliding_window"] else {"use_sliding_window": False}
+    sliding = {"use_sliding_window": True, **windows} if "sliding_window" in windows else {"use_sliding_window": False}
     return {
         "architectures": ["SmolLM3ForCausalLM"],
         **common,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scantling.cards import Card
@@ -15,6 +14,7 @@ from scantling.checkpoint.inspect.codes import Finding
 from scantling.checkpoint.inspect.compare import Comparison
 from scantling.checkpoint.inspect.declared import Declared
 from scantling.checkpoint.inspect.gather import Gathered, Stored, dtype_of
+from scantling.checkpoint.inspect.kinds import Kind
 from scantling.checkpoint.inspect.layout import Layout, chosen, layout_of
 from scantling.checkpoint.inspect.sample import read_rows
 from scantling.checkpoint.inspect.tokens import gguf_ids, tokenizer_ids
@@ -28,33 +28,34 @@ _CLOSE = 0.02
 _ANGLES = {"float64": "d", "float32": "f", "float16": "e"}
 
 
-def checks(gathered: Gathered, declared: Declared | None, found: Comparison) -> Iterator[Finding]:
-    """Findings that need no comparison of names.
+def checks(
+    gathered: Gathered, declared: Declared | None, found: Comparison, stored: Sequence[Kind]
+) -> Iterator[Finding]:
+    """Findings that need no comparison of names; `stored` is how the model's tensors are stored.
 
     Raises:
         ScantlingInputError: a file cannot be read any more.
     """
-    yield from _dtypes(gathered, declared, found)
+    yield from _dtypes(gathered, declared, found, stored)
     yield from _ids(gathered, declared, found)
     if declared is not None:
         yield from _windows(declared)
         yield from _base(gathered, declared, found)
 
 
-def _dtypes(gathered: Gathered, declared: Declared | None, found: Comparison) -> Iterator[Finding]:
-    weights = [gathered.tensors[name] for name in found.weights]
-    sizes: Counter[str] = Counter()
-    for tensor in weights:
-        sizes[dtype_of(tensor)] += tensor.nbytes
+def _dtypes(
+    gathered: Gathered, declared: Declared | None, found: Comparison, stored: Sequence[Kind]
+) -> Iterator[Finding]:
     quantised = declared is not None and declared.quantised is not None
-    if gathered.form == "gguf" or quantised or not sizes:
+    if gathered.form == "gguf" or quantised or not stored:
         return
-    floats = [dtype for dtype, _ in sizes.most_common() if dtype in FLOATS]
-    odd = [tensor for tensor in weights if dtype_of(tensor) not in FLOATS]
-    if odd:
-        yield Finding("dtype_odd", f"{len(odd)} tensors such as {shown(odd[0].name)}, which is {dtype_of(odd[0])}")
+    floats = [kind.dtype for kind in stored if kind.dtype in FLOATS]
+    if odd := sum(kind.tensors for kind in stored if kind.dtype not in FLOATS):
+        weights = (gathered.tensors[name] for name in found.weights)
+        first = next(tensor for tensor in weights if dtype_of(tensor) not in FLOATS)
+        yield Finding("dtype_odd", f"{odd} tensors such as {shown(first.name)}, which is {dtype_of(first)}")
     if len(floats) > 1:
-        counts = Counter(dtype_of(tensor) for tensor in weights)
+        counts = {kind.dtype: kind.tensors for kind in stored}
         yield Finding("dtype_mixed", ", ".join(f"{dtype} ({counts[dtype]} tensors)" for dtype in floats))
     stated = "unknown" if declared is None else declared.card.dtype
     if stated != "unknown" and floats and floats[0] != stated:

@@ -101,7 +101,7 @@ def compare(gathered: Gathered, declared: Declared | None) -> Comparison:
     Raises:
         ScantlingInputError: a file cannot be read any more.
     """
-    shapes = {name: tuple(tensor.shape) for name, tensor in gathered.tensors.items()}
+    shapes = {name: tensor.shape for name, tensor in gathered.tensors.items()}
     names = named(shapes, gguf=gathered.form == "gguf")
     found = Comparison(names, facts_of(names))
     if not shapes:
@@ -177,7 +177,7 @@ def _beside(found: Comparison, gathered: Gathered, declared: Declared, shapes: M
     if (beside.unread or computed) and gathered.form != "gguf":
         found.findings.append(Finding("tensor_ignored", grouped([*beside.unread, *computed])))
     aside = {*beside.unread, *computed, *found.copies} - {*heads}
-    own = {name: shape for name, shape in shapes.items() if name not in aside}
+    own = {name: shape for name, shape in shapes.items() if name not in aside} if aside else shapes
     found.beside, found.weights = beside.names, tuple(beside.names.values())
     found.card = declared.card
     found.said = found.file if declared.shapes == shapes else _facts(declared.shapes, gathered)

@@ -170,9 +170,7 @@ def of_headers(where: Place, headers: Sequence[SafetensorsHeader]) -> Gathered:
 
 
 def _weights(header: SafetensorsHeader) -> Weights:
-    """Tensors cover a file to its end."""
-    end = max((info.start + info.nbytes for info in header.tensors.values()), default=0)
-    return Weights(header.path, end, len(header.tensors))
+    return Weights(header.path, header.nbytes, len(header.tensors))
 
 
 def _loose(folder: Path, paths: list[Path], limit: int) -> Gathered:
@@ -199,14 +197,17 @@ def of_shards(where: Place, shards: Shards) -> Gathered:
     """
     if not shards.headers:
         refuse(where, f"the {len(shards.missing)} shards of its index are all missing: {listed(shards.missing)}")
-    tensors = {
-        name: shards.headers[shard].tensors[name]
-        for name, shard in shards.weight_map.items()
-        if shard in shards.headers and name in shards.headers[shard].tensors
-    }
-    for header in shards.headers.values():
-        for name, info in header.tensors.items():
-            tensors.setdefault(name, info)
+    tensors: dict[str, Stored] = {}
+    if shards.agrees:
+        for header in shards.headers.values():
+            tensors |= header.tensors
+        tensors = {name: tensors[name] for name in shards.weight_map}
+    else:
+        placed = ((name, shards.headers.get(shard)) for name, shard in shards.weight_map.items())
+        tensors = {name: header.tensors[name] for name, header in placed if header and name in header.tensors}
+        for header in shards.headers.values():
+            for name, info in header.tensors.items():
+                tensors.setdefault(name, info)
     files = tuple(_weights(header) for header in shards.headers.values())
     found = Gathered(where, "safetensors", files, tensors, complete=not shards.missing)
     found.findings += _index_findings(shards)
@@ -228,13 +229,8 @@ def _index_findings(shards: Shards) -> Iterable[Finding]:
             yield Finding(code, f"{len(pairs)} tensors {words}: {names}")
     if missing:
         return
-    copies = {(name, shard) for name, shard in shards.copies}
-    nbytes = sum(
-        info.nbytes
-        for shard, header in shards.headers.items()
-        for name, info in header.tensors.items()
-        if (name, shard) not in copies
-    )
+    copied = sum(shards.headers[shard].tensors[name].nbytes for name, shard in shards.copies)
+    nbytes = sum(header.tensor_nbytes for header in shards.headers.values()) - copied
     if shards.total is not None and shards.total != nbytes:
         yield Finding("index_size", f"total_size is {shards.total:,} and the tensors have {nbytes:,} bytes")
     yield from _small_shards(shards)
@@ -243,7 +239,7 @@ def _index_findings(shards: Shards) -> Iterable[Finding]:
 def _small_shards(shards: Shards) -> Iterable[Finding]:
     """Shards that are much smaller than the largest although nothing is missing, and why."""
     headers = list(shards.headers.values())
-    sizes = [sum(info.nbytes for info in header.tensors.values()) for header in headers]
+    sizes = [header.tensor_nbytes for header in headers]
     largest = max(sizes)
     for i, (header, size) in enumerate(zip(headers, sizes, strict=True)):
         if size >= _SMALL_SHARD * largest or not header.tensors:

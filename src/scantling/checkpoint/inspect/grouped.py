@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from scantling.checkpoint.files import shown
-from scantling.checkpoint.inspect.tables import HOLE, collapsed
+from scantling.checkpoint.inspect.tables import HOLE, collapsed_names
 
 
 def grouped(names: Iterable[str], most: int = 6) -> str:
     """Names with the numbers in them put together: ``'h.{0..11}.ln_1.weight'``."""
     groups: dict[str, list[tuple[int, ...]]] = {}
-    for name in names:
-        pattern, numbers = collapsed(name)
+    for pattern, numbers in collapsed_names(list(names)):
         groups.setdefault(pattern, []).append(numbers)
     texts = [shown(_filled(pattern, numbers)) for pattern, numbers in groups.items()]
     more = f" and {len(texts) - most} more names" if len(texts) > most else ""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scantling.checkpoint.families.gguf.rope import BESIDE
-from scantling.checkpoint.inspect.tables import HOLE, Hit, Naming, Role, collapsed, looked_up, promising
+from scantling.checkpoint.inspect.tables import HOLE, Hit, Naming, Role, collapsed_names, looked_up, promising
 from scantling.checkpoint.matching import WRAPPERS, wrapper_of
 from scantling.checkpoint.names import Shape, Transform
 
@@ -129,21 +129,27 @@ def _is_sparse(roles: Sequence[Role]) -> bool:
 def _groups(shapes: Mapping[str, Shape]) -> tuple[dict[str, Group], tuple[tuple[str, str], ...], tuple[str, ...]]:
     groups: dict[str, Group] = {}
     twice: list[tuple[str, str]] = []
-    wrappers: dict[str, None] = {}
-    for name, shape in shapes.items():
-        plain = name
-        while plain.startswith(WRAPPERS):
-            wrapper = wrapper_of(plain)
-            wrappers[wrapper] = None
-            plain = plain[len(wrapper) :]
-        pattern, numbers = collapsed(plain)
+    plain, wrappers = _unwrapped(shapes)
+    for (name, shape), (pattern, numbers) in zip(shapes.items(), collapsed_names(plain), strict=True):
         group = groups.get(pattern)
         if group is None:
             group = groups[pattern] = Group(pattern)
         if numbers in group.names:
             twice.append((name, group.names[numbers]))
-        group.members[numbers], group.names[numbers] = tuple(shape), name
-    return groups, tuple(twice), tuple(wrappers)
+        group.members[numbers], group.names[numbers] = shape, name
+    return groups, tuple(twice), wrappers
+
+
+def _unwrapped(names: Iterable[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The names without wrappers, and those wrappers."""
+    plain = list(names)
+    wrappers: dict[str, None] = {}
+    for i, name in enumerate(plain):
+        while name.startswith(WRAPPERS):
+            wrapper = wrapper_of(name)
+            wrappers[wrapper] = None
+            name = plain[i] = name[len(wrapper) :]
+    return plain, tuple(wrappers)
 
 
 def _own_groups(groups: dict[str, Group]) -> tuple[Group, ...] | None:

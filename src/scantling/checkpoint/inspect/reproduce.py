@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -13,13 +12,16 @@ from scantling.cards.schema import Gated, Inference, Latent, Learned, MoE, Multi
 from scantling.checkpoint.inspect.compare import Comparison
 from scantling.checkpoint.inspect.declared import Declared
 from scantling.checkpoint.inspect.facts import Facts, Value
-from scantling.checkpoint.inspect.gather import Gathered, Stored, dtype_of
+from scantling.checkpoint.inspect.gather import Gathered
+from scantling.checkpoint.inspect.kinds import Kind
 
 FLOATS = ("float32", "float16", "bfloat16")
 UNKNOWN: Final = "unknown"
 
 
-def reproduction(gathered: Gathered, declared: Declared | None, found: Comparison) -> Card | None:
+def reproduction(
+    gathered: Gathered, declared: Declared | None, found: Comparison, stored: Sequence[Kind]
+) -> Card | None:
     """The card that rebuilds the checkpoint's model; None where none does.
 
     Shapes of quantised weights are not those of the model, so there the config's card is taken as it is.
@@ -27,33 +29,29 @@ def reproduction(gathered: Gathered, declared: Declared | None, found: Compariso
     compared = declared is not None and declared.quantised is None and bool(gathered.tensors)
     if found.card is None or (compared and not found.rebuilds) or not gathered.complete:
         return None
-    weights = [gathered.tensors[name] for name in found.weights]
-    dtype = _dtype(weights) or found.card.dtype
-    quantisation = quantised(gathered, declared, weights)
+    dtype = _dtype(stored) or found.card.dtype
+    quantisation = quantised(gathered, declared, stored)
     inference = Inference(
         quantisation=quantisation, cache=UNKNOWN, batch=UNKNOWN, prompt_tokens=UNKNOWN, new_tokens=UNKNOWN
     )
     return replace(found.card, dtype=dtype, training=UNKNOWN, inference=inference)
 
 
-def quantised(gathered: Gathered, declared: Declared | None, weights: Iterable[Stored]) -> str:
+def quantised(gathered: Gathered, declared: Declared | None, stored: Sequence[Kind]) -> str:
     """Kinds of blocks with the number of tensors, the method of the config, none, or unknown."""
     if declared is not None and declared.quantised is not None:
         return declared.quantised
     if not gathered.tensors:
         return UNKNOWN
-    kinds = Counter(dtype_of(tensor) for tensor in weights)
-    blocks = {kind: n for kind, n in kinds.most_common() if not kind[0].islower()}
-    return ", ".join(f"{kind} ({n} of {kinds.total()} tensors)" for kind, n in blocks.items()) or "none"
+    total = sum(kind.tensors for kind in stored)
+    blocks = [kind for kind in sorted(stored, key=lambda kind: -kind.tensors) if not kind.dtype[0].islower()]
+    return ", ".join(f"{kind.dtype} ({kind.tensors} of {total} tensors)" for kind in blocks) or "none"
 
 
-def _dtype(weights: Iterable[Stored]) -> Any:
+def _dtype(stored: Sequence[Kind]) -> Any:
     """The dtype of most of the numbers, if a card can say it."""
-    sizes: Counter[str] = Counter()
-    for tensor in weights:
-        sizes[dtype_of(tensor)] += tensor.numel
-    most = sizes.most_common(1)
-    return most[0][0] if most and most[0][0] in FLOATS else None
+    most = max(stored, key=lambda kind: kind.numel, default=None)
+    return most.dtype if most is not None and most.dtype in FLOATS else None
 
 
 def card_text(card: Card, changed: Iterable[str], facts: Facts) -> str:

@@ -10,7 +10,7 @@ from scantling.cards.schema import Learned, MultiHead, Sinusoidal
 from scantling.checkpoint.inspect.compare import Comparison
 from scantling.checkpoint.inspect.declared import Declared
 from scantling.checkpoint.inspect.facts import Fact, Value
-from scantling.checkpoint.inspect.gather import Gathered, dtype_of
+from scantling.checkpoint.inspect.gather import Gathered
 from scantling.checkpoint.inspect.parts import part_of
 
 
@@ -35,16 +35,6 @@ class Line:
     def agree(self) -> bool | None:
         """Whether both sides say the same; None where one says nothing."""
         return None if self.tensors is None or self.config is None else self.tensors == self.config
-
-
-@dataclass(frozen=True)
-class Kind:
-    """Tensors of one dtype or kind of block; `numel` and `nbytes` are sums."""
-
-    dtype: str
-    tensors: int
-    numel: int
-    nbytes: int
 
 
 def lines(found: Comparison, said: Declared | None) -> list[Line]:
@@ -81,21 +71,9 @@ def _stated(card: Card) -> dict[str, Value]:
 def by_part(gathered: Gathered, found: Comparison) -> dict[str, int]:
     """Numbers in the model's tensors by part, the largest first."""
     parts: Counter[str] = Counter()
-    weights = set(found.weights)
+    weights, tensors = set(found.weights), gathered.tensors
     for names, role in found.file.roles.items():
+        part = part_of(names[0])
         for stored in role.names.values():
-            parts[part_of(names[0])] += sum(gathered.tensors[name].numel for name in stored if name in weights)
+            parts[part] += sum([tensors[name].numel for name in stored if name in weights])
     return {part: n for part, n in parts.most_common() if n}
-
-
-def kinds(gathered: Gathered, found: Comparison) -> tuple[Kind, ...]:
-    """The model's tensors by dtype or kind of block, the largest first."""
-    groups: dict[str, list[int]] = {}
-    for name in found.weights:
-        tensor = gathered.tensors[name]
-        sums = groups.setdefault(dtype_of(tensor), [0, 0, 0])
-        sums[0] += 1
-        sums[1] += tensor.numel
-        sums[2] += tensor.nbytes
-    found_kinds = (Kind(dtype, *sums) for dtype, sums in groups.items())
-    return tuple(sorted(found_kinds, key=lambda kind: -kind.nbytes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import product
@@ -18,6 +18,7 @@ from scantling.checkpoint.names import Row, Transform
 
 HOLE = "{}"
 _NUMBER = re.compile(r"(?<![^.])([0-9]{1,9})(?![^.])")
+_NUMBER_AFTER_DOT = re.compile(r"\.([0-9]{1,9})(?![^.\n])")
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,21 @@ def collapsed(name: str) -> tuple[str, tuple[int, ...]]:
         return name + "{", ()
     pieces = _NUMBER.split(name)
     return HOLE.join(pieces[::2]), tuple(map(int, pieces[1::2]))
+
+
+def collapsed_names(names: Sequence[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The same of many names, in fewer steps."""
+    # A dot before each name, so that every number follows one.
+    text = "." + "\n.".join(names)
+    if "{" in text or "}" in text or text.count("\n") != len(names) - 1:
+        yield from map(collapsed, names)
+        return
+    pieces = _NUMBER_AFTER_DOT.split(text)
+    numbers, at = list(map(int, pieces[1::2])), 0
+    for pattern in f".{HOLE}".join(pieces[::2]).split("\n"):
+        end = at + pattern.count(HOLE)
+        yield pattern[1:], tuple(numbers[at:end])
+        at = end
 
 
 def looked_up(naming: Naming, pattern: str) -> Hit | None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from scantling.errors import ScantlingInputError, nearest
 from scantling.numbers.parallel.shards import Held
+from scantling.numbers.training import Recipe
+from scantling.units import DTYPE_BYTES
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,20 @@ class Precision:
     about: str
 
 
+def _with_two_moments(recipe: Recipe, about: str) -> Precision:
+    formats = recipe.formats
+    weights, updated = DTYPE_BYTES[formats.weights], DTYPE_BYTES[formats.updated]
+    gradients = DTYPE_BYTES["float32"] if recipe.main_gradients else weights
+    return Precision(weights, gradients, 2 * updated + (updated if formats.master else 0), about)
+
+
 PRECISIONS = {
-    "mixed": Precision(2, 4, 12, "16-bit weights, float32 gradients, master copy and two moments"),
-    "mixed-16": Precision(2, 2, 12, "16-bit weights and gradients, float32 master copy and two moments"),
-    "bf16": Precision(2, 2, 4, "everything in 16 bits, no master copy"),
-    "fp32": Precision(4, 4, 8, "everything in float32"),
+    "mixed": _with_two_moments(Recipe("bf16-master"), "16-bit weights, float32 gradients, master copy and two moments"),
+    "mixed-16": _with_two_moments(
+        Recipe("bf16-master", main_gradients=False), "16-bit weights and gradients, float32 master copy and two moments"
+    ),
+    "bf16": _with_two_moments(Recipe("bf16"), "everything in 16 bits, no master copy"),
+    "fp32": _with_two_moments(Recipe("fp32"), "everything in float32"),
 }
 """What a parameter takes, by name."""
 
