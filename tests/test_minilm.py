@@ -142,6 +142,25 @@ def test_changed_weights_are_laid_out_anew() -> None:
         torch.testing.assert_close(vectors(lm, rows), again, atol=1e-6, rtol=0)
 
 
+def test_what_torch_lacks_is_said_once(
+    minilm: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Vectors of many texts without one of oneDNN's operators: the same, slower, with a note."""
+    from scantling.generate import laid_out
+
+    texts = TEXTS * 25
+    wanted = minilm.embed(texts)
+    assert capsys.readouterr().err == ""
+    laid_out._say.cache_clear()
+    monkeypatch.setattr(laid_out, "OPERATORS", ("_linear_pointwise", "_gone"))
+    torch.testing.assert_close(minilm.embed(texts), wanted, atol=1e-6, rtol=0)
+    said = capsys.readouterr().err
+    assert said.startswith("note: torch 2")
+    assert "lacks torch.ops.mkldnn._gone: vectors are computed more slowly" in said
+    minilm.embed(texts)
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 def test_compiled_vectors_are_the_same(minilm: Any) -> None:

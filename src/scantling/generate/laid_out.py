@@ -10,6 +10,8 @@ float32, which is faster and more exact.
 from __future__ import annotations
 
 import copy
+import sys
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,17 +22,31 @@ from scantling.parts.mlp import MLP
 
 ROWS = 512
 """Tokens of a batch that the order of the weights is made for; others may come."""
+OPERATORS = ("_reorder_linear_weight", "_linear_pointwise")
+"""Of oneDNN, in torch; they are its own, for torch.compile, and may be gone in another version."""
 GELU = {"gelu": "none", "gelu_tanh": "tanh"}
 """What oneDNN calls the ways to compute it."""
 
 
 def can(net: nn.Module) -> bool:
-    """Whether these weights can be laid out here: on the CPU, in float32 or bfloat16, by a torch that has oneDNN."""
+    """Whether these weights can be laid out here: on the CPU, in float32 or bfloat16, by a torch that has oneDNN.
+
+    Where it is the torch that cannot, standard error says so, once.
+    """
     first = next(net.parameters())
-    has = bool(torch.backends.mkldnn.is_available()) and all(  # type: ignore[no-untyped-call]
-        hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
-    )
-    return has and first.device.type == "cpu" and first.dtype in (torch.float32, torch.bfloat16)
+    if first.device.type != "cpu" or first.dtype not in (torch.float32, torch.bfloat16):
+        return False
+    lacking = [f"torch.ops.mkldnn.{name}" for name in OPERATORS if not hasattr(torch.ops.mkldnn, name)]
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        lacking = ["oneDNN"]
+    if lacking:
+        _say(f"note: torch {torch.__version__} lacks {' and '.join(lacking)}: vectors are computed more slowly")
+    return not lacking
+
+
+@cache
+def _say(note: str) -> None:
+    print(note, file=sys.stderr)
 
 
 def laid_out(net: nn.Module) -> nn.Module:

@@ -12,7 +12,7 @@ import numpy as np
 
 from scantling.errors import ScantlingInputError
 from scantling.native import library as native
-from scantling.native.arena import LINE, Arena, Place
+from scantling.native.arena import Arena, Place
 from scantling.native.packed import Packed
 from scantling.native.tiles import ROWS, padded
 from scantling.parts.mlp import GatedMLP
@@ -32,8 +32,7 @@ class Decoder:
         capacity: positions of each.
         pages: (slots, capacity / 16) where each 16 positions of a sequence are kept: at first every slot has its own
             pages, one behind the other.
-        logits: (most rows, vocabulary) of the last pass, in the order of the rows that asked for them; without a head,
-            the states (most rows, d) of all rows.
+        logits: (most rows, vocabulary) of the last pass, in the order of the rows that asked for them.
         cache_nbytes: of keys and values.
     """
 
@@ -46,7 +45,6 @@ class Decoder:
         pages: int | None = None,
         threads: int | None = None,
         quantised: bool = False,
-        rows: int | None = None,
     ) -> None:
         """Allocate the cache and start the threads.
 
@@ -54,7 +52,6 @@ class Decoder:
             pages: of 16 positions that there are; default as many as all slots have. With fewer, whoever fills slots
                 says which pages they have.
             threads: default one per core that this process may use.
-            rows: that one pass may have; default as many as make products fast.
             quantised: activations that meet 8- and 4-bit weights are rounded to 8 bits, with a scale for 32 of them.
 
         Raises:
@@ -67,29 +64,26 @@ class Decoder:
         self._own_pages = pages is None
         self._page_count = pages or slots * (self.capacity // ROWS)
         self._quantised, self._threads = quantised, threads or usable_cores()
-        self._rows = rows or int(self._library.sc_most_rows())
         self._arena = Arena(self._library)
         self._lay_out()
         self._begin()
 
     def _lay_out(self) -> None:
-        outline = self.packed.outline
+        outline, out = self.packed.outline, self.packed.out
         a, d_head = outline.attention, outline.d_head
-        widths = [outline.model.d_model, (a.n_heads + 2 * a.n_kv_heads) * d_head]
+        widths = [out.columns, (a.n_heads + 2 * a.n_kv_heads) * d_head]
         for layer in outline.layers:
             widths.append((2 if isinstance(layer.mlp, GatedMLP) else 1) * padded(layer.mlp.d_ff, ROWS))
-        self._widest = padded(max(widths), LINE)
+        # An odd number of lines, so that the rows of a pass do not meet in a set of the cache.
+        self._widest = padded(max(widths), 2 * ROWS) + ROWS
         most = self.most_rows
-        self._scratch = self._arena.reserve(4 * self._library.sc_scratch(self._widest, most))
-        self._scores = self._arena.reserve(4 * most * self._wide)
+        self._scratch = self._arena.reserve(4 * self._library.sc_scratch(self._widest))
+        self._scores = self._arena.reserve(4 * most * padded(out.rows, ROWS))
         schemes = {layer.attention.position for layer in outline.layers}
         self._turned = {position: self._turns(position) for position in schemes}
         kept = 4 * self._page_count * ROWS * a.n_kv_heads * d_head
-        # What is not causal is read in the pass that makes it, and by its own layer.
-        apart = 1 if outline.both_ways else len(outline.layers)
-        places = [(self._arena.reserve(kept), self._arena.reserve(kept)) for _ in range(apart)]
-        self._kept = places * (len(outline.layers) // apart)
-        self.cache_nbytes = 2 * kept * apart
+        self._kept = [(self._arena.reserve(kept), self._arena.reserve(kept)) for _ in outline.layers]
+        self.cache_nbytes = 2 * kept * len(outline.layers)
         self._paged = self._arena.reserve(4 * self.slots * (self.capacity // ROWS))
 
     def _begin(self) -> None:
@@ -101,21 +95,12 @@ class Decoder:
         told = [self._told(i) for i in range(len(self._kept))]
         self._layers = (native.Layer * len(told))(*told)
         self._program = self._program_of()
-        shape = (self.most_rows, self._wide)
+        out = self.packed.out
+        shape = (self.most_rows, padded(out.rows, ROWS))
         scores: NDArray[np.float32] = self._arena.bytes(self._scores).view(np.float32).reshape(shape)
-        self.logits = scores[:, : self._given]
+        self.logits = scores[:, : out.rows]
         self._library.sc_start(ctypes.byref(self._program), self._arena.at(self._scratch), self._widest)
         self._closed = weakref.finalize(self, _close, self._library, self._program, self._arena, self._layers)
-
-    @property
-    def _given(self) -> int:
-        """Numbers that a row gives."""
-        outline = self.packed.outline
-        return outline.model.d_model if outline.head is None else self.packed.out.rows
-
-    @property
-    def _wide(self) -> int:
-        return padded(self._given, ROWS)
 
     def _turns(self, position: Any) -> tuple[Place, Place] | None:
         """Cosines and sines of every position that fits: (capacity, turned / 2) each."""
@@ -138,7 +123,7 @@ class Decoder:
 
     def _program_of(self) -> native.Program:
         packed, o = self.packed, self.packed.outline
-        a, model, position, head = o.attention, o.model, o.stack.position, o.head
+        a, model, position = o.attention, o.model, o.stack.position
         return native.Program(
             d=model.table.d_model,
             heads=a.n_heads,
@@ -146,23 +131,21 @@ class Decoder:
             head=o.d_head,
             turned=o.turned,
             layers=len(o.layers),
-            vocab=0 if head is None else head.vocab_size,
+            vocab=o.head.vocab_size,
             slots=self.slots,
             capacity=self.capacity,
             threads=self._threads,
             quantised=self._quantised,
             parallel=o.parallel,
             offset=position.offset if isinstance(position, Learned) else 0,
-            both_ways=o.both_ways,
-            rows=self.most_rows,
             softcap=a.softcap or 0.0,
             clip=a.clip or 0.0,
-            logit_softcap=(head and head.softcap) or 0.0,
+            logit_softcap=o.head.softcap or 0.0,
             embed_scale=1.0 if model.scale is None else model.scale,
-            logit_scale=1.0 if head is None or head.scale is None else head.scale,
+            logit_scale=1.0 if o.head.scale is None else o.head.scale,
             layer=ctypes.cast(self._layers, ctypes.c_void_p),
             table=packed.matrix(packed.table),
-            out=native.Matrix(n=self._wide) if head is None else packed.matrix(packed.out),
+            out=packed.matrix(packed.out),
             places=packed.matrix(packed.places),
             embed_norm=packed.norm(packed.embed_norm),
             final_norm=packed.norm(packed.final_norm),
@@ -173,7 +156,7 @@ class Decoder:
     @property
     def most_rows(self) -> int:
         """Rows that one pass may have."""
-        return self._rows
+        return int(self._library.sc_most_rows())
 
     def run(
         self, ids: Sequence[int], slots: Sequence[int], positions: Sequence[int], wanted: Sequence[bool]
@@ -200,11 +183,10 @@ class Decoder:
         return found
 
     def _check(self, rows: int, ids: Any, slots: Any, positions: Any) -> None:
-        head = self.packed.outline.head
         if not 0 < rows <= self.most_rows:
             raise ScantlingInputError(f"a pass has 1 to {self.most_rows} rows, and {rows} are given")
         for what, values, end in (
-            ("token id", ids, self.packed.outline.model.table.rows if head is None else head.vocab_size),
+            ("token id", ids, self.packed.outline.head.vocab_size),
             ("slot", slots, self.slots),
             ("position", positions, self._positions),
         ):

@@ -71,7 +71,7 @@ class Program(ctypes.Structure):
             (name, _int)
             for name in (
                 *("d", "heads", "kv_heads", "head", "turned", "layers", "vocab"),
-                *("slots", "capacity", "threads", "quantised", "parallel", "offset", "both_ways", "rows", "pad"),
+                *("slots", "capacity", "threads", "quantised", "parallel", "offset", "pad"),
             )
         ),
         *((name, _float) for name in ("softcap", "logit_softcap", "embed_scale", "logit_scale", "clip", "pad_too")),
@@ -120,7 +120,7 @@ def library(march: str = "native") -> Any:
         ("sc_arena", _pointer, [ctypes.c_size_t]),
         ("sc_free", None, [_pointer, ctypes.c_size_t]),
         ("sc_tile_bytes", ctypes.c_long, [ctypes.c_int]),
-        ("sc_scratch", ctypes.c_long, [ctypes.c_long, ctypes.c_long]),
+        ("sc_scratch", ctypes.c_long, [ctypes.c_long]),
         ("sc_start", None, [_pointer, _pointer, ctypes.c_long]),
         ("sc_stop", None, [_pointer]),
         ("sc_pass", None, [_pointer, ctypes.c_int, *[_pointer] * 5]),

@@ -87,14 +87,13 @@ class Packed:
         self.library = native.library(march)
         self._arena = Arena(self.library)
         stack, head = outline.stack, outline.head
-        self.table = self._matrix(["embed.weight"], None if head is None else ["head.bias"])
-        tied = head is None or head.tied
-        self.out = self.table if tied else self._matrix(["head.matrix.weight"], self._head_bias())
+        self.table = self._matrix(["embed.weight"], ["head.bias"])
+        self.out = self.table if head.tied else self._matrix(["head.matrix.weight"], self._head_bias())
         learned = isinstance(stack.position, Learned)
-        self.places = self._matrix([f"{outline.path}.position.table.weight"]) if learned else None
-        self.embed_norm = self._norm(f"{outline.path}.embed_norm", stack.embed_norm)
+        self.places = self._matrix(["decoder.position.table.weight"]) if learned else None
+        self.embed_norm = self._norm("decoder.embed_norm", stack.embed_norm)
         self.layers = [self._layer(layer) for layer in outline.layers]
-        self.final_norm = self._norm(f"{outline.path}.final_norm", stack.final_norm)
+        self.final_norm = self._norm("decoder.final_norm", stack.final_norm)
         self._bring(Kept.of(weights, outline) if keep else None)
 
     def _head_bias(self) -> list[str]:
@@ -116,7 +115,7 @@ class Packed:
         return self.nbytes - unread
 
     def _looked_up(self) -> list[Tiled]:
-        return [m for m in (self.places, None if self.out is self.table else self.table) if m is not None]
+        return [m for m in (self.places, None if self.outline.head.tied else self.table) if m is not None]
 
     def _bring(self, kept: Kept | None) -> None:
         """Everything to its place, from the cache folder if it is there."""

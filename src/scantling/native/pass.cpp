@@ -19,7 +19,7 @@
 namespace {
 
 struct Shared {
-  float *x, *qkv, *mixed, *update, *hidden, *held; // (most rows, width) each
+  float *x, *qkv, *mixed, *update, *hidden, *held; // (MOST_ROWS, width) each
   int width;
   Rows rows; // of a product, where the threads make them together
 };
@@ -188,9 +188,7 @@ struct Worker {
     if (together) wait();
     return made.read(count);
   }
-  void multiply(const Matrix &m, int a, int z, const Read &in, float *y) {
-    product(m, a, z, in, in.rows, y, w, quantised);
-  }
+  void multiply(const Matrix &m, int a, int z, const Read &in, float *y) { product(m, a, z, in, rows, y, w, quantised); }
   void wait() { pool.barrier.wait(); }
 
   void embed() {
@@ -245,7 +243,7 @@ struct Worker {
             for (int i = 0; i < count; i++) {
               const int b = first + (start + i) / group, h = kv * group + (start + i) % group;
               const size_t at = b * w + (size_t)h * p.head;
-              own.readers[i] = Reader{s.qkv + at, s.mixed + at, h, job.position[p.both_ways ? last - 1 : b]};
+              own.readers[i] = Reader{s.qkv + at, s.mixed + at, h, job.position[b]};
             }
             attend(p, l, job.slot[first], kv, own.readers.data(), count, own.scores.data());
           }
@@ -332,17 +330,6 @@ struct Worker {
     add(a, z, l.norms + 3, false);
   }
 
-  // The rows as they leave the last block, normed.
-  void states() {
-    int a, z;
-    share(rows, a, z);
-    for (int b = a; b < z; b++) {
-      float *y = p.logits + (size_t)b * p.out.n;
-      if (p.final_norm.kind) norm(s.x + b * w, p.final_norm, y);
-      else std::memcpy(y, s.x + b * w, 4 * (size_t)p.d);
-    }
-  }
-
   void score() {
     int wanted = 0, a, z;
     for (int b = 0; b < rows; b++)
@@ -380,8 +367,7 @@ void work(Pool &pool, int id) {
     if (l.experts) worker.experts(l);
     else worker.mlp(l);
   }
-  if (worker.p.out.data) worker.score();
-  else worker.states();
+  worker.score();
 }
 
 void serve(Pool &pool, int id) {
@@ -437,24 +423,14 @@ void sc_free(void *arena, size_t bytes) {
 }
 
 // Floats that `sc_start` needs for what the threads share.
-long sc_scratch(long widest, long rows) { return 6L * rows * widest; }
-// Numbers that a register of the processor holds, as far as the pass is concerned.
-int sc_register() {
-#if defined(__AVX512F__)
-  return LANES;
-#elif defined(__AVX2__)
-  return LANES / 2;
-#else
-  return LANES / 4;
-#endif
-}
+long sc_scratch(long widest) { return 6L * MOST_ROWS * widest; }
 
 void sc_start(Program *p, float *scratch, long widest) {
   Pool *pool = new Pool;
-  const size_t row = p->rows * (size_t)widest;
+  const size_t row = MOST_ROWS * (size_t)widest;
   pool->shared = Shared{scratch,           scratch + row,     scratch + 2 * row, scratch + 3 * row,
                         scratch + 4 * row, scratch + 5 * row, (int)widest,       Rows{}};
-  pool->shared.rows.make_room(p->rows, widest);
+  pool->shared.rows.make_room(MOST_ROWS, widest);
   int experts = 0, chosen = 0;
   for (int i = 0; i < p->layers; i++) {
     experts = p->layer[i].router.n > experts ? p->layer[i].router.n : experts;
@@ -463,10 +439,10 @@ void sc_start(Program *p, float *scratch, long widest) {
   pool->own.resize(p->threads);
   for (Own &own : pool->own) {
     // With more rows than that the threads make them together.
-    own.rows.make_room(4 * p->threads < p->rows ? 4 * p->threads : p->rows, widest);
+    own.rows.make_room(4 * p->threads < MOST_ROWS ? 4 * p->threads : MOST_ROWS, widest);
     own.line.resize(widest + GROUP), own.readers.resize(TOGETHER * (p->heads / p->kv_heads));
     own.scores.resize(TOGETHER * (scores_of(p->capacity) + p->head));
-    own.routed.resize(experts), own.kept.resize(p->rows * chosen), own.picked.resize(p->rows * chosen);
+    own.routed.resize(experts), own.kept.resize(MOST_ROWS * chosen), own.picked.resize(MOST_ROWS * chosen);
   }
   pool->barrier.threads = p->threads;
   for (int id = 1; id < p->threads; id++) pool->workers.emplace_back(serve, std::ref(*pool), id);

@@ -89,7 +89,7 @@ void few(const Matrix &m, int first, int last, const Read &in, float *y, size_t 
     for (int g = 0; g < groups; g++, p += bytes) {
       ahead<8192>(p, bytes);
       Floats part[ROWS] = {};
-      const size_t at = (size_t)g * in.rows;
+      const size_t at = (size_t)g * in.side_by_side;
       const float *x = in.x + at * GROUP;
       columns<KIND>(p, [&](Floats w, int i) {
 #pragma GCC unroll 4
@@ -172,7 +172,7 @@ void many(const Matrix &m, int tile, const Read &in, int rows, float *y, size_t 
       columns<KIND>(from, [&](Floats w, int i) { store(panel.w + (i * TILES + u) * LANES, w); });
       panel.scale[u] = scale_of<KIND>(from), panel.least[u] = least_of<KIND>(from);
     }
-    const size_t at = (size_t)g * in.rows;
+    const size_t at = (size_t)g * in.side_by_side;
     for (int b = 0; b < rows; b += MOST_BLOCK)
       up_to<KIND, TILES>(rows - b, panel, in.x + (at + b) * GROUP, in.sums + at + b, totals + b * TILES * LANES);
   }

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-// Rows that a product takes at once, and that a pass of a decoder may have.
+// Rows that one pass may have.
 constexpr int MOST_ROWS = 128;
 
 enum Kind : int32_t { F32, BF16, Q4, Q8 };
@@ -35,14 +35,12 @@ struct Layer {
 };
 
 struct Program {
-  int32_t d, heads, kv_heads, head, turned, layers, vocab, slots, capacity, threads, quantised, parallel, offset;
-  int32_t both_ways, rows, pad; // a row reads those behind it too; the most rows of a pass
+  int32_t d, heads, kv_heads, head, turned, layers, vocab, slots, capacity, threads, quantised, parallel, offset, pad;
   float softcap, logit_softcap, embed_scale, logit_scale, clip, pad_too;
   const Layer *layer;
-  // `table` is looked up; `out` gives the logits, or without data states; `places`, if any, is added by position.
-  Matrix table, out, places;
+  Matrix table, out, places; // `table` is looked up; `out` gives the logits; `places`, if any, is added by position
   Norm embed_norm, final_norm;
   const int32_t *pages; // (slots, capacity / 16): where 16 positions of a sequence are kept
-  float *logits;        // (rows, out.n)
+  float *logits;        // (MOST_ROWS, out.n)
   void *pool, *scratch;
 };

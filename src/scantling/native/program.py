@@ -51,22 +51,14 @@ class Outline:
     """A part tree that the compiled pass can run.
 
     Attributes:
-        path: of the stack.
-        head: what scores the vocabulary; None where the states themselves are wanted.
         parallel: both sublayers of a block read the same stream.
     """
 
     model: Transformer
-    path: str
     stack: Stack
-    head: Head | None
+    head: Head
     layers: tuple[Layer, ...]
     parallel: bool
-
-    @property
-    def both_ways(self) -> bool:
-        """Every position reads all others of its text."""
-        return not self.attention.visibility.causal
 
     @property
     def attention(self) -> Attention:
@@ -84,21 +76,17 @@ class Outline:
         return max(layer.attention.position.turned for layer in self.layers)
 
 
-def outline(model: Transformer, *, states: bool = False) -> Outline | str:
-    """The tree as layers, or one sentence that says which part the compiled pass does not know.
-
-    Args:
-        states: of an encoder, for its last hidden states, whatever its head is.
-    """
-    return next(_oddities(model, states), None) or _outlined(model, states)
+def outline(model: Transformer) -> Outline | str:
+    """The tree as layers, or one sentence that says which part the compiled pass does not know."""
+    return next(_oddities(model), None) or _outlined(model)
 
 
-def _outlined(model: Transformer, states: bool) -> Outline:
-    path, stack = ("encoder", model.encoder) if states else ("decoder", model.decoder)
-    head = model.head if isinstance(model.head, Head) and not states else None
+def _outlined(model: Transformer) -> Outline:
+    stack, head = model.decoder, model.head
     assert stack is not None
-    layers = tuple(_layer(f"{path}.blocks.{i}", _sublayers(block)) for i, block in enumerate(stack.blocks))
-    return Outline(model, path, stack, head, layers, isinstance(stack.blocks[0], ParallelBlock))
+    assert isinstance(head, Head)
+    layers = tuple(_layer(f"decoder.blocks.{i}", _sublayers(block)) for i, block in enumerate(stack.blocks))
+    return Outline(model, stack, head, layers, isinstance(stack.blocks[0], ParallelBlock))
 
 
 def _layer(path: str, sublayers: tuple[Sublayer, ...]) -> Layer:
@@ -115,21 +103,25 @@ def _sublayers(block: Part) -> tuple[Sublayer, ...]:
     return block.sublayers if isinstance(block, Block | ParallelBlock) else ()
 
 
-def _oddities(model: Transformer, states: bool) -> Iterator[str]:
+def _oddities(model: Transformer) -> Iterator[str]:
     """What stands in the way, in the order of the tree."""
-    stack = model.encoder if states else model.decoder
+    stack = model.decoder
     if stack is None or model.two_stacks or not stack.blocks:
-        yield f"it runs {'encoders' if states else 'decoders'} that stand alone and have a block"
+        yield "it runs decoders that stand alone and have a block"
         return
     position = stack.position
-    if model.widen or stack.widen or (stack.types and not (states and isinstance(position, Learned))):
+    if model.widen or stack.types or stack.widen:
         yield "its tables are as wide as the stream, and tokens are of one kind"
     if not isinstance(position, NoPosition | RoPE | ALiBi | Learned) or getattr(position, "pad_id", None) is not None:
         yield f"it has no positions of kind {type(position).__name__}"
-    if not states:
-        yield from _odd_head(model.head)
+    head = model.head
+    if not isinstance(head, Head):
+        yield "it scores a vocabulary"
+        return
+    if head.transform or head.width != head.d_model or (head.bias and head.scale):
+        yield "its head is one matrix"
     for block in stack.blocks:
-        yield from _odd_block(block, states)
+        yield from _odd_block(block)
     attentions = [sub.part for block in stack.blocks for sub in _sublayers(block)[:1]]
     names = ("n_heads", "n_kv_heads", "d_head", "softcap", "clip")
     sizes = {tuple(getattr(attention, name, None) for name in names) for attention in attentions}
@@ -139,14 +131,7 @@ def _oddities(model: Transformer, states: bool) -> Iterator[str]:
         yield "all layers have heads of one size and number, and blocks of one kind"
 
 
-def _odd_head(head: Part) -> Iterator[str]:
-    if not isinstance(head, Head):
-        yield "it scores a vocabulary"
-    elif head.transform or head.width != head.d_model or (head.bias and head.scale):
-        yield "its head is one matrix"
-
-
-def _odd_block(block: Part, states: bool) -> Iterator[str]:
+def _odd_block(block: Part) -> Iterator[str]:
     sublayers = _sublayers(block)
     if [sub.name for sub in sublayers] != ["attn", "mlp"] or (isinstance(block, Block) and block.from_norm):
         yield "its blocks are attention and MLP, each added to the stream"
@@ -155,7 +140,7 @@ def _odd_block(block: Part, states: bool) -> Iterator[str]:
     if not isinstance(attention, Attention):
         yield f"it has no {type(attention).__name__}"
         return
-    yield from _odd_attention(attention, states)
+    yield from _odd_attention(attention)
     if isinstance(mlp, MoE):
         yield from _odd_experts(mlp, isinstance(block, ParallelBlock))
         mlp = mlp.experts
@@ -171,11 +156,9 @@ def _odd_experts(moe: MoE, parallel: bool) -> Iterator[str]:
         yield "its experts are chosen by their scores alone, and none is shared"
 
 
-def _odd_attention(attention: Attention, states: bool) -> Iterator[str]:
+def _odd_attention(attention: Attention) -> Iterator[str]:
     seen, position = attention.visibility, attention.position
-    if states and (seen.causal or seen.window or isinstance(position, ALiBi)):
-        yield "attention of an encoder goes both ways, without a window or penalties"
-    elif seen.causal == states or seen.chunk or seen.stride or seen.prefix:
+    if not seen.causal or seen.chunk or seen.stride or seen.prefix:
         yield "attention is causal, with or without a window"
     if not isinstance(position, NoPosition | RoPE | ALiBi):
         yield f"it turns queries and keys, and this card has {type(position).__name__}"

@@ -67,7 +67,7 @@ void few_rounded(const Matrix &m, int first, int last, const Read &in, float *y,
       ahead<8192>(p, bytes);
       const Quanta<KIND> quanta[] = {Quanta<KIND>(p)};
 #pragma GCC unroll 4
-      for (int b = 0; b < ROWS; b++) dot<KIND, 1>(quanta, in, (size_t)g * in.rows + b, total[b]);
+      for (int b = 0; b < ROWS; b++) dot<KIND, 1>(quanta, in, (size_t)g * in.side_by_side + b, total[b]);
     }
     for (int b = 0; b < ROWS; b++) store(y + b * stride + t * LANES, total[b][0]);
   }
@@ -93,7 +93,7 @@ void many_rounded(const Matrix &m, int tile, const Read &in, int rows, float *y,
   alignas(64) float totals[MOST_ROWS * TILES * LANES];
   begin<TILES>(m, tile, rows, totals);
   for (int g = 0; g < groups; g++, p += bytes, beside += bytes) {
-    const size_t at = (size_t)g * in.rows;
+    const size_t at = (size_t)g * in.side_by_side;
     ahead<2048>(p, bytes);
     if constexpr (TILES == 1) {
       group_of<KIND, 1>({Quanta<KIND>(p)}, in, at, rows, totals);
@@ -125,7 +125,8 @@ void rounded(const Matrix &m, int first, int last, const Read &in, int rows, flo
 
 namespace {
 
-void some_rows(const Matrix &m, int first, int last, const Read &in, int rows, float *y, size_t stride, bool quantised) {
+// Products of the tiles [first, last) of a matrix of any kind with `rows` rows.
+void product(const Matrix &m, int first, int last, const Read &in, int rows, float *y, size_t stride, bool quantised) {
 #if HAS_INTEGER_DOT
   if (quantised && m.kind == Q4) return rounded<Q4>(m, first, last, in, rows, y, stride);
   if (quantised && m.kind == Q8) return rounded<Q8>(m, first, last, in, rows, y, stride);
@@ -136,12 +137,6 @@ void some_rows(const Matrix &m, int first, int last, const Read &in, int rows, f
   case Q4: return exact<Q4>(m, first, last, in, rows, y, stride);
   default: return exact<Q8>(m, first, last, in, rows, y, stride);
   }
-}
-
-// Products of the tiles [first, last) of a matrix of any kind with `rows` rows.
-void product(const Matrix &m, int first, int last, const Read &in, int rows, float *y, size_t stride, bool quantised) {
-  for (int b = 0; b < rows; b += MOST_ROWS)
-    some_rows(m, first, last, in.from(b), rows - b < MOST_ROWS ? rows - b : MOST_ROWS, y + b * stride, stride, quantised);
 }
 
 } // namespace

@@ -41,9 +41,9 @@ struct Read {
   const float *x, *sums, *scales; // 32 numbers of each group and row; one
   const int8_t *q;
   const int32_t *counts;
-  int rows; // from one group to the next
+  int side_by_side; // rows from one group to the next
   Read from(int row) const {
-    return Read{x + (size_t)row * GROUP, sums + row, scales + row, q + (size_t)row * GROUP, counts + row, rows};
+    return Read{x + (size_t)row * GROUP, sums + row, scales + row, q + (size_t)row * GROUP, counts + row, side_by_side};
   }
 };
 
@@ -53,11 +53,15 @@ struct Rows {
   std::vector<int32_t> counts;
 
   void make_room(size_t rows, size_t columns) {
-    const size_t numbers = rows * (columns + GROUP), groups = numbers / GROUP;
+    const size_t numbers = apart(rows) * (columns + GROUP), groups = numbers / GROUP;
     x.resize(numbers), q.resize(numbers);
     sums.resize(groups), scales.resize(groups), counts.resize(groups);
   }
-  Read read(int rows) const { return Read{x.data(), sums.data(), scales.data(), q.data(), counts.data(), rows}; }
+  // An odd number, so that neighbouring groups do not meet in a set of the cache.
+  static int apart(int rows) { return rows | 1; }
+  Read read(int rows) const {
+    return Read{x.data(), sums.data(), scales.data(), q.data(), counts.data(), apart(rows)};
+  }
 
   // 32 numbers as m's kind needs them: with their sum, or rounded to 8 bits.
   void put(const Matrix &m, size_t at, Floats low, Floats high, bool quantised) {
@@ -94,7 +98,7 @@ struct Rows {
         if (left > LANES) high = load<Floats>(row + i + LANES);
         if (left < LANES) low = first_of(low, left);
         else if (left < GROUP) high = first_of(high, left - LANES);
-        put(m, (size_t)(i / GROUP) * rows + b, low, high, quantised);
+        put(m, (size_t)(i / GROUP) * apart(rows) + b, low, high, quantised);
       }
     }
   }
