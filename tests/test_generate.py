@@ -139,6 +139,26 @@ def test_end_of_text_of_the_config_ends_rows() -> None:
     assert every.generate([[1, 2]], 8, ignore_eos=True).shape == (1, 10)
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"stop": 5}, "stop is 5; a string, or a list of strings"),
+        ({"stop": ["x", 5]}, "a string, or a list of strings"),
+        ({"stop": None}, "stop is None"),
+        ({"beams": 3}, "beams is 3; a scantling.generate.Beams is needed"),
+        ({"sampling": {"top_k": 2}}, "a scantling.generate.Sampling is needed"),
+        ({"options": {"stop": "x"}}, "a scantling.generate.Options is needed"),
+        ({"temperature": "hot"}, "temperature is 'hot'"),
+        ({"seed": "x"}, "seed is 'x'"),
+        ({"max_new_tokens": True}, "max_new_tokens is True"),
+        ({"best_of": 2}, "best_of goes with a text prompt"),
+    ],
+)
+def test_settings_of_another_kind_are_refused(lm: Any, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(sc.ScantlingInputError, match=words):
+        lm.generate([5, 6], **{"max_new_tokens": 3, **settings})
+
+
 def test_settings_that_would_be_ignored_are_refused(lm: Any, smollm: Any) -> None:
     with pytest.raises(sc.ScantlingInputError, match="stop strings go with a text"):
         lm.generate([1, 2], 3, stop=["x"])

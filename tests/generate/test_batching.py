@@ -280,6 +280,9 @@ def test_a_request_that_fails_leaves_the_others(lm: Any) -> None:
     ("request_", "words"),
     [
         (lambda: Request([]), "at least one row of one token"),
+        (lambda: Request([[1, 2], [3, 4]]), "a request has one prompt, and 2 rows of ids are given"),
+        (lambda: Request(None), "token ids are a list of integers"),
+        (lambda: "w5", "'w5' is no request; give a scantling.generate.Request"),
         (lambda: Request([999]), "token id 999 is outside"),
         (lambda: Request([1] * 64), "the context holds 64"),
         (lambda: Request([1], 0), "max_new_tokens is 0"),

@@ -131,6 +131,11 @@ def test_what_a_pair_of_stacks_does_not_do_is_said(name: str, options: Options, 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_an_encoder_writes_no_text(name: str) -> None:
     lm, _ = loaded(name)
-    for attempt in (lambda: lm.generate([[5, 6, 7]], 4), lambda: lm.generate([[5], [6, 7]], 4), lambda: Engine(lm)):
+    for attempt in (
+        lambda: lm.generate("some text", 4),
+        lambda: lm.generate([[5, 6, 7]], 4),
+        lambda: lm.generate([[5], [6, 7]], 4),
+        lambda: Engine(lm),
+    ):
         with pytest.raises(sc.ScantlingInputError, match=f"text is written by a decoder.*{lm.card.name} is a card"):
             attempt()

@@ -53,8 +53,13 @@ class Asked:
         """The same as records, where none is given whole.
 
         Raises:
-            ScantlingInputError: a setting is named beside a record that holds it, or settings exclude each other.
+            ScantlingInputError: a setting is named beside a record that holds it, settings exclude each other, or a
+                record is of another kind.
         """
+        records = (("sampling", sampling, Sampling), ("options", options, Options), ("beams", beams, Beams))
+        for what, given, kind in records:
+            if given is not None and not isinstance(given, kind):
+                raise ScantlingInputError(f"{what} is {given!r}; a scantling.generate.{kind.__name__} is needed")
         of = {"sampling": sampling, "options": options}
         for field in fields(self):
             where = "options" if field.name in ("stop", "ignore_eos") else "sampling"

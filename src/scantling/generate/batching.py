@@ -109,6 +109,8 @@ class Engine:
             ScantlingInputError: the prompt is empty or fills the context, a setting is out of range, or the cache could
                 not hold it even alone.
         """
+        if not isinstance(request, Request):
+            raise ScantlingInputError(f"{request!r} is no request; give a scantling.generate.Request")
         self._submitted += 1
         handle = Handle(self.model, request, self._submitted)
         needed = self._blocks_of(len(handle.prompt) + handle.limit)

@@ -62,7 +62,10 @@ class Handle:
         if isinstance(request.prompt, str):
             self.prompt = encoded(model, request.prompt, request.max_new_tokens)
         else:
-            self.prompt = model.ids(list(request.prompt))[0].tolist()
+            rows = model.ids(list(request.prompt) if isinstance(request.prompt, Sequence) else request.prompt)
+            if len(rows) != 1:
+                raise ScantlingInputError(f"a request has one prompt, and {len(rows)} rows of ids are given")
+            self.prompt = rows[0].tolist()
             if options.stop and model.tokenizer is None:
                 raise ScantlingInputError("stop strings need a tokenizer, and the model has none")
         limit = request.max_new_tokens

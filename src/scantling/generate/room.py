@@ -50,8 +50,9 @@ def encoded(model: Model, prompt: str, max_new_tokens: int) -> list[int]:
     """The ids of a prompt that is text.
 
     Raises:
-        ScantlingInputError: no tokenizer, an empty prompt, or a limit below 1.
+        ScantlingInputError: a model that writes no text, no tokenizer, an empty prompt, or a limit below 1.
     """
+    check_writes(model)
     if model.tokenizer is None:
         raise ScantlingInputError(
             "the model has no tokenizer (no tokenizer.json beside its weights): give token ids instead of text"

@@ -82,7 +82,10 @@ class Options:
     contrastive: Contrastive | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, list | tuple) or not all(isinstance(one, str) for one in stop):
+            raise ScantlingInputError(f"stop is {self.stop!r}; a string, or a list of strings, is needed")
+        object.__setattr__(self, "stop", tuple(stop))
         top = self.logprobs
         if top is not None and (isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= 100):
             raise ScantlingInputError(f"logprobs is {top!r}; a whole number from 0 to 100 is needed")
