@@ -312,7 +312,18 @@ def test_another_width_row_count_thread_count_or_card_is_another_package(compili
         torch.set_num_threads(threads)
     sc.load(TINY / "qwen2", dtype="bfloat16").compile()
     sc.load(TINY / "qwen3").compile()
-    assert len(set(compiling)) == len(compiling) == 5
+    lm.compile(block=4)
+    lm.net.decoder.blocks[0].mlp.up.register_buffer("added", torch.zeros(1))
+    lm.compile()
+    assert len(set(compiling)) == len(compiling) == 7
+
+
+@pytest.mark.parametrize("given", [{"rows": 0}, {"rows": True}, {"block": -1}, {"block": 1.5}])
+def test_numbers_out_of_range_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(
+        sc.ScantlingInputError, match=f"{next(iter(given))} is .* a whole number of at least 1 is needed"
+    ):
+        loaded("qwen2")[0].compile(**given)
 
 
 @pytest.mark.parametrize("harm", ["cut", "flipped", "emptied"])

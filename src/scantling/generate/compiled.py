@@ -105,6 +105,8 @@ def compiled(model: Model, rows: int, block: int = 0) -> Compiled:
     """See `Model.compile`."""
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise ScantlingInputError(f"rows is {rows!r}; a whole number of at least 1 is needed")
+    if isinstance(block, bool) or not isinstance(block, int) or block < 0:
+        raise ScantlingInputError(f"block is {block!r}; a whole number of at least 1 is needed, or 0 for none")
     if (why := why_not(model)) is not None:
         raise ScantlingInputError(why)
     made = Compiled()
@@ -125,11 +127,12 @@ def is_kept(model: Model, rows: int, size: int = 0) -> bool:
 
 
 def _about(model: Model, rows: int, size: int) -> tuple[str, ...]:
-    """What tells one step from another: the card, the widths, the device, one row or several, slots or blocks."""
+    """What tells one step from another: the card, the net with its widths, the device, the rows, slots or blocks."""
     card = replace(model.card, name="", source=None, published=None, dtype="unknown", training=None, inference=None)
-    widths = sorted({str(tensor.dtype) for tensor in named(model.net).values()})
+    # A net may have been changed since it was built: adapters, other widths.
+    net = [repr(model.net), *(f"{name} {tensor.dtype} {[*tensor.shape]}" for name, tensor in named(model.net).items())]
     kind = "one row" if rows == 1 else "rows", f"blocks of {size}" if size else "slots"
-    return msgspec.json.encode(card).decode(), *widths, str(model.device), *kind
+    return msgspec.json.encode(card).decode(), *net, str(model.device), *kind
 
 
 def _weights(model: Model) -> list[Tensor]:
