@@ -347,16 +347,17 @@ class Model:
 
         self.packed = pack(self, width, activations)
 
-    def compile(self, rows: int = 1) -> None:
+    def compile(self, rows: int = 1, *, block: int = 0) -> None:
         """Decode through a step that torch compiles, from now on: no Python inside a token.
 
         On a CPU it is compiled ahead of time, about a minute for 30 layers, and kept in the cache folder; the weights
         are not in it, and those that the net has are used. On CUDA it is compiled in each process, at the first token.
-        Prompts, drafts and requests that `Engine` batches go through the net as before.
+        Prompts and drafts go through the net as before; on CUDA, so does what `Engine` batches.
 
         Args:
-            rows: texts that will be decoded side by side. One row has a step of its own and any more share one, which
-                is made now; the other is made when it is first needed.
+            rows: texts that will be decoded side by side. One row has a step of its own, and any more share one.
+            block: positions of a block, where `Engine` will decode (`Limits.block`); 0 where it will not. The step for
+                these rows and blocks is made now, any other when it is first needed.
 
         Raises:
             ScantlingInputError: a card whose step cannot be compiled, or no C++ compiler.
@@ -364,7 +365,7 @@ class Model:
         need("torch", "compile the step")
         from scantling.generate.compiled import compiled
 
-        self.compiled = compiled(self, rows)
+        self.compiled = compiled(self, rows, block)
 
     def embed(
         self,

@@ -159,7 +159,7 @@ def test_a_worker_says_what_it_cannot_do(tmp_path: Path) -> None:
     [
         (
             ["--engine", "tochr"],
-            "--engine names 'tochr'; use some of torch, packed, packed-int8; did you mean 'torch'?",
+            "--engine names 'tochr'; use some of torch, packed, packed-int8, compile; did you mean 'torch'?",
         ),
         (["--against", "vllm"], "--against names 'vllm'; use some of transformers, llama.cpp"),
         (["--cache", "round"], "--cache names 'round'; use some of full, ring"),

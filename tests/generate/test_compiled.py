@@ -17,13 +17,17 @@ import scantling as sc
 from scantling.cli.main import _run
 from scantling.generate import compiled as room
 from scantling.generate import compiled_kept as kept
+from scantling.generate.batching import Engine, Limits
 from scantling.generate.beam import Beams
-from scantling.generate.compiled import Compiled, Step, why_not
-from scantling.generate.compiled_step import DecodeStep
+from scantling.generate.compiled import Compiled, Paged, Step, why_not
+from scantling.generate.compiled_step import DecodeStep, PagedStep
 from scantling.generate.engine import Options
 from scantling.generate.keeping import Keeping
+from scantling.generate.request import Request
 from scantling.generate.session import Session
 from scantling.generate.speculative import Drafting
+from scantling.parts.part import Workload
+from scantling.tensor.paged import PagedCache
 from scantling.tensor.slots import SlotCache
 
 TINY = GOLDEN / "tiny"
@@ -41,6 +45,10 @@ class Uncompiled(Compiled):
 
     def step(self, model: sc.Model, cache: SlotCache, rows: int) -> Step:
         return DecodeStep(model.net, list(cache.shapes)).over_net
+
+    def paged(self, model: sc.Model, cache: PagedCache, size: int, rows: int) -> Paged:
+        run = PagedStep(model.net, list(cache.stores)).over_net
+        return lambda ids, pasts, tables: run(ids, pasts, tables, [one.values for one in cache.stores.values()])
 
 
 class Exported(Compiled):
@@ -210,6 +218,49 @@ def test_every_way_of_making_a_text_is_that_of_the_net() -> None:
         assert torch.equal(lm.generate(ids, 12, **way), text)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", ["llama-gqa", "mistral-swa", "mixtral", "bloom", "deepseek-v2", "phi3-longrope-long"])
+def test_batched_requests_give_what_they_give_through_the_net(name: str, rows: int) -> None:
+    lm, _ = loaded(name)
+    # Some join while others decode, and the cache is too small for all.
+    prompts = [[5, 6, 7], [8], [*range(3, 20)], [9, 8, 7, 6, 5, 4]]
+    limits = Limits(rows=rows, positions=64, block=4, chunk=5)
+
+    def texts() -> list[list[int]]:
+        engine = Engine(lm, limits)
+        handles = [engine.submit(Request(ids, 12, options=Options(ignore_eos=True))) for ids in prompts]
+        engine.run()
+        return [handle.ids for handle in handles]
+
+    wanted = texts()
+    lm.compiled = Uncompiled()
+    assert texts() == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 3])
+def test_blocks_are_exported(rows: int) -> None:
+    lm, _ = loaded("mistral-swa")
+    made, cache = (
+        room._export(lm, rows, 4).module(),
+        PagedCache(lm.parts.named_state(Workload(tokens=4)), 9, lm.dtype, "cpu"),
+    )
+    tables, stores = torch.tensor([[3, 1], [0, 2], [8, 7]])[:rows], [one.values for one in cache.stores.values()]
+    ids, session = torch.randint(3, 90, (rows, 8), generator=torch.Generator().manual_seed(0)), Session(lm, rows, 8)
+    with torch.inference_mode():
+        for i in range(8):
+            pasts = torch.full((rows,), i)
+            found = made(ids[:, i], pasts, tables, room._weights(lm), stores)
+            torch.testing.assert_close(found, session.step(ids[:, i]), **CLOSE)
+
+
+def test_an_engine_in_8_bits_is_refused() -> None:
+    lm, _ = loaded("llama-gqa")
+    lm.compiled = Compiled()
+    with pytest.raises(sc.ScantlingInputError, match="int8 is asked for"):
+        Engine(lm, Limits(numbers="int8"))
+
+
 def test_positions_are_read_in_pieces_and_no_more_than_there_are() -> None:
     lm, _ = loaded("llama-gqa")
     session = Uncompiled().session(lm, 1, 3)
@@ -261,7 +312,18 @@ def test_another_width_row_count_thread_count_or_card_is_another_package(compili
         torch.set_num_threads(threads)
     sc.load(TINY / "qwen2", dtype="bfloat16").compile()
     sc.load(TINY / "qwen3").compile()
-    assert len(set(compiling)) == len(compiling) == 5
+    lm.compile(block=4)
+    lm.net.decoder.blocks[0].mlp.up.register_buffer("added", torch.zeros(1))
+    lm.compile()
+    assert len(set(compiling)) == len(compiling) == 7
+
+
+@pytest.mark.parametrize("given", [{"rows": 0}, {"rows": True}, {"block": -1}, {"block": 1.5}])
+def test_numbers_out_of_range_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(
+        sc.ScantlingInputError, match=f"{next(iter(given))} is .* a whole number of at least 1 is needed"
+    ):
+        loaded("qwen2")[0].compile(**given)
 
 
 @pytest.mark.parametrize("harm", ["cut", "flipped", "emptied"])
@@ -309,8 +371,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(
     [
         (["generate", "a", "--cache", "ring"], "--cache ring goes with --engine torch"),
         (["generate", "a", "--cache-numbers", "int8"], "--cache-numbers int8 goes with --engine torch"),
-        (["generate", "--prompts", "p.jsonl", "--out", "o.jsonl"], "--prompts, which batches requests"),
-        (["chat"], "a conversation is kept in blocks"),
+        (["generate", "a", "--contrastive", "4"], "--contrastive goes with --engine torch"),
     ],
 )
 def test_options_that_go_another_way_are_refused(

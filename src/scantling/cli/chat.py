@@ -34,10 +34,6 @@ def command(**given: Any) -> None:
     from scantling.errors import need
 
     need("torch", "chat")
-    if given["engine"] == "compile":
-        raise ScantlingInputError(
-            "a conversation is kept in blocks of positions, which --engine compile does not read; use torch or packed"
-        )
     sampling = drawing.sampling(given["drawn"])
     lm = drawing.loaded(given)
     from scantling.generate.chat import Conversation

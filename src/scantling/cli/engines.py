@@ -50,27 +50,23 @@ def _compiled(given: dict[str, Any]) -> Model:
     """A model whose step is compiled before anything is timed."""
     from scantling.model import load
 
-    if beside := _uncompiled(given):
+    if beside := _of_torch(given | {"dtype": None, "device": "cpu"}):
         raise ScantlingInputError(f"{beside} goes with --engine torch")
     lm = load(given["model"], dtype=given["dtype"], device=given["device"], revision=given["revision"])
+    from scantling.generate.batching import Limits
     from scantling.generate.compiled import is_kept, why_not
 
     if (why := why_not(lm)) is not None:
         raise ScantlingInputError(why)
-    if not is_kept(lm, 1):
+    # Conversations and batched requests are kept in blocks.
+    many, talk = given.get("prompts") is not None, "context" in given
+    rows, block = 2 if many else 1, Limits().block if many or talk else 0
+    if not is_kept(lm, rows, block):
         click.echo(
             f"compiling the step of {lm.card.name} in {str(lm.dtype).removeprefix('torch.')}, once ...", err=True
         )
-    lm.compile()
+    lm.compile(rows, block=block)
     return lm
-
-
-def _uncompiled(given: dict[str, Any]) -> str | None:
-    """The first option that takes another way than a session of compiled steps."""
-    if given.get("prompts") is not None:
-        return "--prompts, which batches requests as they come,"
-    dtype_and_device = {"dtype": None, "device": "cpu"}
-    return _of_torch(given | dtype_and_device)
 
 
 def _of_torch(given: dict[str, Any]) -> str | None:

@@ -25,6 +25,7 @@ from scantling.tensor.context import Context
 from scantling.tensor.paged import Blocks, PagedCache, PagedRows
 
 if TYPE_CHECKING:
+    from scantling.generate.compiled import Paged
     from scantling.model import Model
 
 
@@ -96,6 +97,11 @@ class Engine:
         self._shares = not (self._whole or self._apart)
         self._reserves = follows_length(model) or self._apart
         self._by_length = by_length
+        # Alone it is always one row that computes; else a last one is joined by itself, and shares the rows' step.
+        self._alone = self._apart or self.limits.rows == 1
+        self._step: Paged | None = None
+        if model.compiled is not None and isinstance(self.cache, PagedCache):
+            self._step = model.compiled.paged(model, self.cache, size, 1 if self._alone else 2)
 
     @property
     def busy(self) -> bool:
@@ -268,6 +274,8 @@ class Engine:
 
     def _through_net(self, handles: Sequence[Handle], rows: PagedRows, ids: Tensor) -> Tensor:
         pasts, new = [handle.past for handle in handles], ids.shape[1]
+        if self._step is not None and new == 1 and not any(max(pasts) >= length for length in self._renewals):
+            return self._stepped(self._step, handles, ids[:, 0])
         positions = torch.tensor(pasts, device=ids.device)[:, None] + torch.arange(new, device=ids.device)
         prefixes = None
         if self.model.reads_prefix:
@@ -275,6 +283,15 @@ class Engine:
         ctx = Context.of(ids, positions=positions, cache=rows, last_only=True, prefix_lengths=prefixes)
         logits: Tensor = self.model.net(ids, ctx, None)[:, -1]
         return logits
+
+    def _stepped(self, step: Paged, handles: Sequence[Handle], ids: Tensor) -> Tensor:
+        """One token of each through the compiled step."""
+        twice = not self._alone and len(handles) == 1
+        rows, ids = (list(handles) * 2, ids.repeat(2)) if twice else (list(handles), ids)
+        width = max(2, *(len(handle.table) for handle in rows))
+        tables = [[*handle.table, *[0] * (width - len(handle.table))] for handle in rows]
+        pasts = torch.tensor([handle.past for handle in rows], device=ids.device)
+        return step(ids, pasts, torch.tensor(tables, device=ids.device))[: len(handles)]
 
     def _filled(self, handle: Handle, new: int) -> None:
         size, whole = self.blocks.size, handle.whole

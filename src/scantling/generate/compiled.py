@@ -13,10 +13,12 @@ from torch import Tensor
 
 from scantling.errors import ScantlingInputError
 from scantling.generate import compiled_kept as kept
-from scantling.generate.compiled_step import DecodeStep, exported, named
+from scantling.generate.compiled_step import DecodeStep, PagedStep, exported, named
 from scantling.generate.session import follows_length, renewals
 from scantling.parts.part import Workload
+from scantling.tensor.paged import PagedCache
 from scantling.tensor.slots import SlotCache
+from scantling.tensor.store import Plain
 
 if TYPE_CHECKING:
     from scantling.generate.compiled_session import CompiledSession
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 Step = Callable[[Tensor, Tensor, list[Tensor]], Tensor]
 """ids (B), pasts (B), slots -> logits (B, V)."""
+Paged = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""ids (B), pasts (B), tables (B, W) with W > 1 -> logits (B, V)."""
 
 
 def why_not(model: Model) -> str | None:
@@ -71,36 +75,64 @@ class Compiled:
         """The compiled step over a cache of so many rows, with the weights that the net has now."""
         if model.device.type == "cuda":
             return _graphed(model, cache)
-        weights = _weights(model)
-        key = (*_about(model, rows), torch.get_num_threads())
-        if key not in self.steps:
-            made = kept.Package(*_about(model, rows))
-            self.steps[key] = made.runner(lambda: _export(model, rows))
-        run = self.steps[key]
+        weights, run = _weights(model), self._run(model, rows)
         return lambda ids, pasts, slots: run([ids, pasts, *weights, *slots])[0]
 
+    def paged(self, model: Model, cache: PagedCache, size: int, rows: int) -> Paged | None:
+        """The compiled step over a cache in blocks of `size`, for at most so many rows; None where there is none.
 
-def compiled(model: Model, rows: int) -> Compiled:
+        Raises:
+            ScantlingInputError: a cache in 8 bits.
+        """
+        if not all(isinstance(one, Plain) for one in cache.stores.values()):
+            raise ScantlingInputError("the compiled step keeps keys and values as they are, and int8 is asked for")
+        # On CUDA a graph of launches has one size; and sizes of 1 are not open to an export.
+        if model.device.type == "cuda" or next(iter(cache.stores.values())).shape[0] < 2:
+            return None
+        weights, run = _weights(model), self._run(model, rows, size)
+        stores = [one.values for one in cache.stores.values() if isinstance(one, Plain)]
+        return lambda ids, pasts, tables: run([ids, pasts, tables, *weights, *stores])[0]
+
+    def _run(self, model: Model, rows: int, size: int = 0) -> Callable[[list[Tensor]], list[Tensor]]:
+        about = _about(model, rows, size)
+        key = (*about, torch.get_num_threads())
+        if key not in self.steps:
+            self.steps[key] = kept.Package(*about).runner(lambda: _export(model, rows, size))
+        return self.steps[key]
+
+
+def compiled(model: Model, rows: int, block: int = 0) -> Compiled:
     """See `Model.compile`."""
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise ScantlingInputError(f"rows is {rows!r}; a whole number of at least 1 is needed")
+    if isinstance(block, bool) or not isinstance(block, int) or block < 0:
+        raise ScantlingInputError(f"block is {block!r}; a whole number of at least 1 is needed, or 0 for none")
     if (why := why_not(model)) is not None:
         raise ScantlingInputError(why)
     made = Compiled()
-    made.step(model, slots(model, rows, 2), rows)
+    if block:
+        made.paged(model, blocks(model, block), block, rows)
+    else:
+        made.step(model, slots(model, rows, 2), rows)
     return made
 
 
-def is_kept(model: Model, rows: int) -> bool:
-    """Whether the step for so many rows is in the cache folder, or needs no place there."""
-    return model.device.type == "cuda" or kept.Package(*_about(model, rows)).is_whole
+def is_kept(model: Model, rows: int, size: int = 0) -> bool:
+    """Whether the step for so many rows is in the cache folder, or needs no place there.
+
+    Args:
+        size: positions of a block, where the cache is one of blocks.
+    """
+    return model.device.type == "cuda" or kept.Package(*_about(model, rows, size)).is_whole
 
 
-def _about(model: Model, rows: int) -> tuple[str, ...]:
-    """What tells one step from another: the card, the width of the weights, the device, and one row or several."""
+def _about(model: Model, rows: int, size: int) -> tuple[str, ...]:
+    """What tells one step from another: the card, the net with its widths, the device, the rows, slots or blocks."""
     card = replace(model.card, name="", source=None, published=None, dtype="unknown", training=None, inference=None)
-    widths = sorted({str(tensor.dtype) for tensor in named(model.net).values()})
-    return msgspec.json.encode(card).decode(), *widths, str(model.device), "one row" if rows == 1 else "rows"
+    # A net may have been changed since it was built: adapters, other widths.
+    net = [repr(model.net), *(f"{name} {tensor.dtype} {[*tensor.shape]}" for name, tensor in named(model.net).items())]
+    kind = "one row" if rows == 1 else "rows", f"blocks of {size}" if size else "slots"
+    return msgspec.json.encode(card).decode(), *net, str(model.device), *kind
 
 
 def _weights(model: Model) -> list[Tensor]:
@@ -112,8 +144,17 @@ def slots(model: Model, rows: int, capacity: int) -> SlotCache:
     return SlotCache(model.parts.named_state(Workload(batch=rows, tokens=capacity)), model.dtype, model.device)
 
 
-def _export(model: Model, rows: int) -> torch.export.ExportedProgram:
+def blocks(model: Model, size: int) -> PagedCache:
+    """A cache of a few blocks of so many positions."""
+    return PagedCache(model.parts.named_state(Workload(tokens=size)), 4, model.dtype, model.device)
+
+
+def _export(model: Model, rows: int, size: int = 0) -> torch.export.ExportedProgram:
     with torch.inference_mode(False):
+        if size:
+            paged = blocks(model, size)
+            stores = [one.values for one in paged.stores.values() if isinstance(one, Plain)]
+            return exported(PagedStep(model.net, list(paged.stores)), _weights(model), stores, rows)
         cache = slots(model, rows, 64)
         return exported(DecodeStep(model.net, list(cache.shapes)), _weights(model), cache.first(64), rows)
 

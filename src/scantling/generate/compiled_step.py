@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from scantling.tensor.cache import KeyCache
 from scantling.tensor.context import Context
+from scantling.tensor.paged import TableRows
 from scantling.tensor.slots import SlotRows
 
 MOST, MOST_ROWS = 2**24, 2**16
@@ -42,18 +44,37 @@ class DecodeStep(nn.Module):
         self.names = [*named(net)]
 
     def forward(self, ids: Tensor, pasts: Tensor, weights: list[Tensor], slots: list[Tensor]) -> Tensor:
-        given = dict(zip(self.names, weights, strict=True))
-        logits: Tensor = torch.func.functional_call(self._net[0], given, self._given(ids, pasts, slots))
-        return logits[:, -1]
+        return self._logits(ids, pasts, SlotRows(self._by_path(slots), pasts, 1), weights)
 
     def over_net(self, ids: Tensor, pasts: Tensor, slots: Sequence[Tensor]) -> Tensor:
         """The same with the weights that the net has."""
-        logits: Tensor = self._net[0](*self._given(ids, pasts, slots))
-        return logits[:, -1]
+        return self._logits(ids, pasts, SlotRows(self._by_path(slots), pasts, 1))
 
-    def _given(self, ids: Tensor, pasts: Tensor, slots: Sequence[Tensor]) -> tuple[Tensor, Context, None]:
-        cache = SlotRows(dict(zip(self._paths, slots, strict=True)), pasts, 1)
-        return ids[:, None], _Step.of(ids[:, None], positions=pasts[:, None], cache=cache, last_only=True), None
+    def _by_path(self, slots: Sequence[Tensor]) -> dict[str, Tensor]:
+        return dict(zip(self._paths, slots, strict=True))
+
+    def _logits(self, ids: Tensor, pasts: Tensor, cache: KeyCache, weights: list[Tensor] | None = None) -> Tensor:
+        ctx = _Step.of(ids[:, None], positions=pasts[:, None], cache=cache, last_only=True)
+        given, net = (ids[:, None], ctx, None), self._net[0]
+        if weights is None:
+            return net(*given)[:, -1]  # type: ignore[no-any-return]
+        named = dict(zip(self.names, weights, strict=True))
+        return torch.func.functional_call(net, named, given)[:, -1]  # type: ignore[no-any-return]
+
+
+class PagedStep(DecodeStep):
+    """The same over a cache in blocks, whose stores (count, H, size, D) take the place of the slots.
+
+    ids (B), pasts (B), tables (B, W) of the rows' blocks, weights, stores -> logits (B, V).
+    """
+
+    def forward(  # type: ignore[override]
+        self, ids: Tensor, pasts: Tensor, tables: Tensor, weights: list[Tensor], stores: list[Tensor]
+    ) -> Tensor:
+        return self._logits(ids, pasts, TableRows(self._by_path(stores), tables, pasts), weights)
+
+    def over_net(self, ids: Tensor, pasts: Tensor, tables: Tensor, stores: Sequence[Tensor]) -> Tensor:  # type: ignore[override]
+        return self._logits(ids, pasts, TableRows(self._by_path(stores), tables, pasts))
 
 
 def named(net: nn.Module) -> dict[str, Tensor]:
@@ -65,21 +86,24 @@ def exported(step: DecodeStep, weights: list[Tensor], slots: list[Tensor], rows:
     """The step for one row, or for any number of rows from 2 on, and any number of positions.
 
     Args:
-        slots: of at least 3 positions, each (S, B, H, D); only their shapes count.
+        slots: of at least 3 positions, each (S, B, H, D), or of a paged step the stores; only their shapes count.
         rows: their B.
     """
     device = slots[0].device
     ids = torch.zeros(rows, dtype=torch.int64, device=device)
     positions, several = Dim("positions", min=2, max=MOST), Dim("rows", min=2, max=MOST_ROWS)
-    row = None if rows == 1 else {0: several}
-    slot = {0: positions} if rows == 1 else {0: positions, 1: several}
-    open_sizes = (row, row, [None] * len(weights), [slot] * len(slots))
+    row, inputs, sizes = {} if rows == 1 else {0: several}, [ids, torch.ones_like(ids)], list[Any]()
+    if isinstance(step, PagedStep):
+        inputs.append(torch.zeros(rows, 3, dtype=torch.int64, device=device))
+        sizes = [row, row, {**row, 1: Dim("blocks", min=2, max=MOST)}]
+        slot = {0: Dim("stored", min=2, max=MOST)}
+    else:
+        sizes, slot = [row, row], {0: positions} if rows == 1 else {0: positions, 1: several}
+    sizes += [[None] * len(weights), [slot] * len(slots)]
     with torch.no_grad(), warnings.catch_warnings():
         # Torch's own, about names that it renamed.
         warnings.simplefilter("ignore")
-        made = torch.export.export(
-            step, (ids, torch.ones_like(ids), weights, slots), dynamic_shapes=open_sizes, strict=False
-        )
+        made = torch.export.export(step, (*inputs, weights, slots), dynamic_shapes=tuple(sizes), strict=False)
         return made.run_decompositions(_PRODUCTS) if rows == 1 and _by_sums(weights) else made
 
 

@@ -148,3 +148,35 @@ class PagedRows:
     def write(self, path: str, whole: Tensor) -> None:
         """Not of a decoder: it has no source."""
         raise ScantlingInputError("a paged cache holds decoders; an encoder-decoder keeps its source whole")
+
+
+class TableRows:
+    """One token of each of some rows of a paged cache, where every size may be open; see `KeyCache`.
+
+    Attributes:
+        length: positions that the tables hold beside this pass.
+        pasts: (B,) of each row.
+    """
+
+    def __init__(self, stores: Mapping[str, Tensor], tables: Tensor, pasts: Tensor) -> None:
+        """stores: by path (count, H, size, D), written to; tables: (B, W) blocks, any block behind a row's own."""
+        self._stores, self._tables, self.pasts = stores, tables, pasts
+        self._size = next(iter(stores.values())).shape[2]
+        self.length = tables.shape[1] * self._size - 1
+
+    def append(self, path: str, new: Tensor) -> Tensor:
+        """Keep new (B, H, 1, D) behind each row's own and return all that the tables hold: (B, H, W * size, D)."""
+        kept = self._stores[path]
+        block = self._tables.gather(1, self.pasts[:, None] // self._size)[:, 0]
+        kept.transpose(1, 2).index_put_((block, self.pasts % self._size), new[:, :, 0].to(kept.dtype))
+        found = kept[self._tables]
+        batch, blocks, heads, size, width = found.shape
+        return found.transpose(1, 2).reshape(batch, heads, blocks * size, width)
+
+    def read(self, path: str) -> Tensor:
+        """Not of a decoder: it has no source."""
+        raise ScantlingInputError("a paged cache holds decoders; an encoder-decoder keeps its source whole")
+
+    def write(self, path: str, whole: Tensor) -> None:
+        """Not of a decoder: it has no source."""
+        raise ScantlingInputError("a paged cache holds decoders; an encoder-decoder keeps its source whole")

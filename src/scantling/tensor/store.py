@@ -43,6 +43,11 @@ class Plain:
         self._data = torch.zeros(shape, dtype=dtype, device=device)
 
     @property
+    def values(self) -> Tensor:
+        """All of them, (..., D)."""
+        return self._data
+
+    @property
     def shape(self) -> torch.Size:
         return self._data.shape
 
