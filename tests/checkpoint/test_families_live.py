@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conftest import GOLDEN
 
 import scantling as sc
 from scantling.checkpoint.hf_config import card_of_config
@@ -73,6 +74,14 @@ def test_a_card_alone_finds_the_family(name: str, tmp_path: Path) -> None:
     written = json.loads((tmp_path / "born" / "config.json").read_text())
     assert written["model_type"] == config.model_type
     assert sc.assemble(sc.load(tmp_path / "born").card) == sc.assemble(card)
+
+
+def test_bloom_in_slices_is_refused() -> None:
+    """Its original then leaves out the shifts of attention's and of the MLP's output."""
+    config = json.loads((GOLDEN / "tiny" / "bloom" / "config.json").read_text()) | {"pretraining_tp": 4}
+    assert card_of_config(config | {"slow_but_exact": False}, "bloom", "config.json").n_layers == 2
+    with pytest.raises(sc.ScantlingInputError, match="slow_but_exact is True, which is not supported; it must be F"):
+        card_of_config(config | {"slow_but_exact": True}, "bloom", "config.json")
 
 
 def test_the_published_mixture_has_its_parameters() -> None:

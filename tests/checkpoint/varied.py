@@ -158,6 +158,7 @@ VARIED: dict[str, tuple[str, dict[str, list[Any]]]] = {
             "hidden_size": [24, 48],
             "n_layer": LAYERS,
             "n_head": [3, 6],
+            "pretraining_tp": [GONE, 1, 2],
             "apply_residual_connection_post_layernorm": FLAG,
             "layer_norm_epsilon": EPS,
             "tie_word_embeddings": FLAG,

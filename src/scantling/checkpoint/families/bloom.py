@@ -18,6 +18,9 @@ def _card(keys: Keys) -> dict[str, Any]:
     norm = {"kind": "layernorm", "eps": keys.number("layer_norm_epsilon", 1e-5)}
     keys.only("n_inner", 4 * d_model)
     keys.only("skip_bias_add_qkv", False)
+    if keys.size("pretraining_tp", 1) > 1:
+        # The original then sums its outputs slice by slice and forgets their biases.
+        keys.only("slow_but_exact", False)
     return {
         "n_layers": keys.size(keys.spelled("n_layer", "num_hidden_layers")),
         "d_model": d_model,
