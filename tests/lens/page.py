@@ -20,6 +20,7 @@ from scantling.cli.main import _run
 PATH = Path(__file__).parents[2] / "docs" / "lens.md"
 BLOCK = re.compile(r"^```console\n\$ scantling (?P<words>.*)\n(?:.*\n)*?```$", re.MULTILINE)
 
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?")
 STEERED = re.compile(r"(?<=<!-- steered: written by `python -m tests.lens.page --write` -->\n)(?:\|.*\n)*")
 
 
@@ -33,10 +34,15 @@ def output(words: str) -> str:
 
 
 def page() -> str:
-    """The page with every output as it is now."""
+    """The page with every output of a command as it is now."""
     text = PATH.read_text(encoding="utf-8")
-    text = BLOCK.sub(lambda found: f"```console\n$ scantling {found['words']}\n{output(found['words'])}\n```", text)
-    return STEERED.sub(f"{table(steered(sc.load()))}\n", text)
+    return BLOCK.sub(lambda found: f"```console\n$ scantling {found['words']}\n{output(found['words'])}\n```", text)
+
+
+def pieces(text: str) -> tuple[list[str], list[float]]:
+    """The words of a page, and its numbers apart."""
+    numbers = [float(found.replace(",", "")) for found in NUMBER.findall(text)]
+    return NUMBER.sub("0", text).split(), numbers
 
 
 def main() -> None:
@@ -44,7 +50,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--write", action="store_true")
     if parser.parse_args().write:
-        PATH.write_text(page(), encoding="utf-8")
+        figures = table(steered(sc.load()))
+        PATH.write_text(STEERED.sub(f"{figures}\n", page()), encoding="utf-8")
     else:
         print(page(), end="")
 

@@ -6,16 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.lens.page import BLOCK, PATH, page
+from tests.lens.page import BLOCK, PATH, page, pieces
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?")
-
-
-def pieces(text: str) -> tuple[list[str], list[float]]:
-    """The words of a page, and its numbers apart."""
-    numbers = [float(found.replace(",", "")) for found in NUMBER.findall(text)]
-    return NUMBER.sub("0", text).split(), numbers
 
 
 def test_every_example_has_its_output() -> None:

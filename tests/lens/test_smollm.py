@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.lens.steered import steered
+from tests.lens.page import PATH, STEERED, pieces
+from tests.lens.steered import steered, table
 
 from scantling.lens import (
     HeadScore,
@@ -70,3 +71,9 @@ def test_a_direction_of_number_moves_verbs_and_random_vectors_do_not(smollm: Any
     assert int((found.moved >= 1).sum()) >= 8
     assert found.shifts.shape == (8, 10)
     assert float(found.shifts.abs().max()) < 0.2
+    printed = STEERED.search(PATH.read_text(encoding="utf-8"))
+    assert printed is not None
+    words, numbers = pieces(printed[0])
+    wanted_words, wanted = pieces(table(found))
+    assert words == wanted_words
+    assert numbers == pytest.approx(wanted, abs=0.011)
