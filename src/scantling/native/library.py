@@ -24,7 +24,7 @@ _int, _float, _pointer = ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
 
 
 class Matrix(ctypes.Structure):
-    """`Matrix` of pass.cpp."""
+    """`Matrix` of program.h."""
 
     _fields_ = (
         ("kind", _int),
@@ -37,7 +37,7 @@ class Matrix(ctypes.Structure):
 
 
 class Norm(ctypes.Structure):
-    """`Norm` of pass.cpp."""
+    """`Norm` of program.h."""
 
     _fields_ = (
         ("gain", _pointer),
@@ -50,7 +50,7 @@ class Norm(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """`Layer` of pass.cpp."""
+    """`Layer` of program.h."""
 
     _fields_ = (
         *((name, Matrix) for name in ("qkv", "o", "up", "down", "router")),
@@ -64,7 +64,7 @@ class Layer(ctypes.Structure):
 
 
 class Program(ctypes.Structure):
-    """`Program` of pass.cpp."""
+    """`Program` of program.h."""
 
     _fields_ = (
         *(
@@ -129,7 +129,7 @@ def library(march: str = "native") -> Any:
         function.restype, function.argtypes = result, given
     kinds = (Program, Layer, Matrix, Norm)
     sizes = [loaded.sc_sizes(i) for i in range(len(kinds))]
-    assert sizes == [ctypes.sizeof(kind) for kind in kinds], "pass.cpp and library.py disagree"
+    assert sizes == [ctypes.sizeof(kind) for kind in kinds], "program.h and library.py disagree"
     return loaded
 
 
