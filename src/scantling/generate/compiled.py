@@ -76,7 +76,8 @@ class Compiled:
         if model.device.type == "cuda":
             return _graphed(model, cache)
         weights, run = _weights(model), self._run(model, rows)
-        return lambda ids, pasts, slots: run([ids, pasts, *weights, *slots])[0]
+        # What was compiled takes strides for granted, and checks none.
+        return lambda ids, pasts, slots: run([ids.contiguous(), pasts.contiguous(), *weights, *slots])[0]
 
     def paged(self, model: Model, cache: PagedCache, size: int, rows: int) -> Paged | None:
         """The compiled step over a cache in blocks of `size`, for at most so many rows; None where there is none.
@@ -91,7 +92,7 @@ class Compiled:
             return None
         weights, run = _weights(model), self._run(model, rows, size)
         stores = [one.values for one in cache.stores.values() if isinstance(one, Plain)]
-        return lambda ids, pasts, tables: run([ids, pasts, tables, *weights, *stores])[0]
+        return lambda *at: run([*(one.contiguous() for one in at), *weights, *stores])[0]
 
     def _run(self, model: Model, rows: int, size: int = 0) -> Callable[[list[Tensor]], list[Tensor]]:
         about = _about(model, rows, size)
@@ -129,8 +130,9 @@ def is_kept(model: Model, rows: int, size: int = 0) -> bool:
 def _about(model: Model, rows: int, size: int) -> tuple[str, ...]:
     """What tells one step from another: the card, the net with its widths, the device, the rows, slots or blocks."""
     card = replace(model.card, name="", source=None, published=None, dtype="unknown", training=None, inference=None)
-    # A net may have been changed since it was built: adapters, other widths.
-    net = [repr(model.net), *(f"{name} {tensor.dtype} {[*tensor.shape]}" for name, tensor in named(model.net).items())]
+    # A net may have been changed since it was built, by adapters or other widths, and its weights may be views.
+    held = named(model.net).items()
+    net = [repr(model.net), *(f"{name} {one.dtype} {[*one.shape]} {[*one.stride()]}" for name, one in held)]
     kind = "one row" if rows == 1 else "rows", f"blocks of {size}" if size else "slots"
     return msgspec.json.encode(card).decode(), *net, str(model.device), *kind
 
