@@ -250,6 +250,10 @@ BASE = ["cost", "--params", "7B", "--train-tokens", "2T"]
         ([*BASE, "--device", "h100", "--convention", "causal"], "causal FLOPs need a model"),
         ([*BASE, "--device", "h100", "--context", "8"], "--context needs a MODEL"),
         ([*BASE, "--device", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+        (
+            ["cost", "naive", "--train-tokens", "1T", "--device", "h100", "--convention", "full"],
+            "no FLOPs take any time",
+        ),
         (["roofline", "gpt2", "--device", "h100", "--batch", "0"], "--batch"),
         (["roofline", "gpt2", "--device", "h100", "--context", "1025"], "1024 learned positions"),
         (["roofline", "gpt2", "--device", "tpu-v7x"], "has no memory_gb_per_s"),

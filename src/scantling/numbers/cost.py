@@ -122,8 +122,10 @@ def run(
     With none of them, `ASSUMED_MFU` of the peak.
 
     Raises:
-        ScantlingInputError: more than one, a share without a peak, or more than the peak.
+        ScantlingInputError: more than one, a share without a peak, more than the peak, or no FLOPs at all.
     """
+    if not total_flops:
+        raise ScantlingInputError("the model multiplies no matrices, so that no FLOPs take any time")
     given = {"tflops": tflops, "mfu": share, "seconds": seconds}
     stated = [name for name, value in given.items() if value is not None]
     if len(stated) > 1:

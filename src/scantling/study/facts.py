@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from scantling.cards.schema import Card, MoE, MultiHead, RoPE
-from scantling.numbers.cost import ASSUMED_MFU, run
+from scantling.numbers.cost import ASSUMED_MFU
 from scantling.numbers.count import count
 from scantling.numbers.flops import flops, half_at
 from scantling.numbers.hardware import device
@@ -197,7 +197,7 @@ def _memory(model: Transformer, w: Workload) -> Iterator[tuple[str, Value]]:
 def _cost(model: Transformer, w: Workload) -> Iterator[tuple[str, Value]]:
     found, chip = flops(model, w).training, device(DEVICE)
     spent = found * TRAINED // (w.batch * w.tokens)
-    hours = run(spent, 1, chip.peak("bf16")).device_hours
+    hours = spent / (ASSUMED_MFU * chip.peak("bf16")) / 3600
     yield "training on 10^12 tokens in such rows, FLOPs", spent
     yield f"device-hours of that on {DEVICE} at {100 * ASSUMED_MFU:g} % of its dense peak", round(hours)
     bounds = roofline(model, chip, w).passes
