@@ -470,8 +470,7 @@ def load_packed(
 def _packed_folder(found: Found, activations: str) -> Model:
     """The same of safetensors."""
     from scantling.checkpoint.stored_values import same
-    from scantling.generate.packed import pack
-    from scantling.native.weights import OfFolder
+    from scantling.generate.packed import of_folder, pack
 
     file = describe_safetensors(found, _weights_of)
     notes = [*file.notes, *file.copy_notes(lambda a, b: same(file.tensors[a], file.tensors[b]))]
@@ -488,7 +487,7 @@ def _packed_folder(found: Found, activations: str) -> Model:
     made.origin = Origin(read_json(file.config), file.config.parent)
     del made.net
     made._later = lambda: load(found.path).net  # type: ignore[attr-defined]
-    made.packed = pack(made, "stored", activations, OfFolder(file))
+    made.packed = pack(made, "stored", activations, of_folder(file))
     return made
 
 

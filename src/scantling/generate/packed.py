@@ -13,9 +13,10 @@ from scantling.native.library import missing
 from scantling.native.packed import Packed
 from scantling.native.program import outline
 from scantling.native.texts import Texts
-from scantling.native.weights import OfGGUF, OfNet, Weights
+from scantling.native.weights import OfFolder, OfGGUF, OfNet, Weights
 
 if TYPE_CHECKING:
+    from scantling.checkpoint.load import DescribedFolder
     from scantling.generate.packed_session import PackedSession
     from scantling.model import Model
 
@@ -78,6 +79,11 @@ def _weights(model: Model, width: str) -> Weights:
     if model.file is None:
         return OfNet(model.net.state_dict(), width)
     return of_gguf(model, read_gguf(model.file), width)
+
+
+def of_folder(file: DescribedFolder) -> OfFolder:
+    """The weights of a model in the safetensors of these headers."""
+    return OfFolder(file)
 
 
 def of_gguf(model: Model, header: GGUFHeader, width: str = "stored") -> OfGGUF:
