@@ -61,10 +61,11 @@ def test_a_block_that_was_compiled_on_its_own_is_said() -> None:
         capture(lm, tokens(4), ["decoder.blocks.1"])
 
 
-def test_a_compiled_pass_of_packed_weights_is_refused() -> None:
+@pytest.mark.parametrize("way", ["packed", "compiled"])
+def test_a_model_that_decodes_through_compiled_code_is_refused(way: str) -> None:
     lm: Any = built(card())
-    lm.packed = object()
-    with pytest.raises(sc.ScantlingInputError, match="compiled pass"), edited(lm, ablate("decoder.blocks.0")):
+    setattr(lm, way, object())
+    with pytest.raises(sc.ScantlingInputError, match="compiled code"), edited(lm, ablate("decoder.blocks.0")):
         pass
 
 
