@@ -27,7 +27,7 @@ from scantling.benches.llama_cpp import cores
 from scantling.checkpoint.find import default_model
 from scantling.errors import ScantlingError
 from scantling.generate.session import begin
-from scantling.model import tokenizer_of
+from scantling.loading import tokenizer_of
 
 TEXT = Path(__file__).parent.parent / "tests" / "data" / "cpython-license.txt"
 AT_ONCE = 128

@@ -15,7 +15,8 @@ from scantling.cards import ladder, preset, presets
 from scantling.cards.read import from_dict
 from scantling.cards.schema import Card
 from scantling.cli.cards import command
-from scantling.model import Model, tokenizer_of
+from scantling.loading import tokenizer_of
+from scantling.model import Model
 from scantling.numbers.flops import flops
 from scantling.numbers.memory import memory
 from scantling.parts.part import Workload

@@ -32,28 +32,33 @@ MAY_IMPORT: dict[str, set[str]] = {
     "study": BASE | {"cards", "parts", "assembly", "numbers", "tensor"},
     "inputs": BASE | {"cards", "tensor"},
     "passes": BASE | {"inputs", "tensor", "model"},
-    "model": BASE | {"passes", "inputs", "cards", "parts", "assembly", "checkpoint", "text", "tensor", "generate"},
+    "model": BASE | {"passes", "inputs", "cards", "parts", "checkpoint", "text", "tensor", "generate"},
+    "loading": BASE | {"cards", "parts", "assembly", "checkpoint", "text", "tensor", "generate", "model"},
     "inspection": BASE | {"cards", "assembly", "study", "checkpoint"},
     "saving": BASE | {"cards", "parts", "assembly", "checkpoint", "model"},
     "native": BASE | {"parts", "checkpoint"},
     "train": BASE
     | {"inputs", "cards", "parts", "assembly", "numbers", "checkpoint", "text", "data", "tensor", "model", "saving"}
-    | {"generate"},
+    | {"generate", "loading"},
     "generate": BASE | {"checkpoint", "native", "inputs", "passes", "cards", "parts", "tensor", "model", "text"},
     "lens": BASE | {"parts", "tensor", "checkpoint", "text", "passes", "model"},
     "benches": BASE
-    | {"cards", "parts", "numbers", "study", "checkpoint", "text", "tensor", "model", "saving", "generate", "native"},
-    "measure": BASE | {"cards", "parts", "assembly", "numbers", "study", "tensor", "model", "train"},
+    | {"cards", "parts", "numbers", "study", "checkpoint", "text", "tensor", "model", "saving", "generate", "native"}
+    | {"loading"},
+    "measure": BASE | {"cards", "parts", "assembly", "numbers", "study", "tensor", "model", "train", "loading"},
     "audits": {"errors"},
     "subjects": BASE
-    | {"audits", "cards", "parts", "checkpoint", "text", "tensor", "generate", "model", "saving", "train"},
+    | {"audits", "cards", "parts", "checkpoint", "text", "tensor", "generate", "model", "saving", "train"}
+    | {"loading"},
     "cli": BASE
     | {"cards", "parts", "assembly", "numbers", "study", "checkpoint", "text", "model", "saving", "generate", "native"}
-    | {"data", "train", "audits", "subjects", "inspection", "lens", "passes", "benches", "measure", "tensor"},
-    "__init__": BASE | {"cards", "parts", "assembly", "model", "saving", "subjects", "inspection"},
+    | {"data", "train", "audits", "subjects", "inspection", "lens", "passes", "benches", "measure", "tensor"}
+    | {"loading"},
+    "__init__": BASE | {"cards", "parts", "assembly", "model", "loading", "saving", "subjects", "inspection"},
     "__main__": {"cli"},
 }
 ONLY_INSIDE_FUNCTIONS = {("parts", "tensor"), ("study", "tensor"), ("model", "tensor"), ("model", "generate")}
+ONLY_INSIDE_FUNCTIONS |= {("loading", "tensor"), ("loading", "generate")}
 TOP_LEVEL_EVEN_SO = {("parts/net.py", "tensor")}
 NUMPY_AT_IMPORT = {"data", "native"}
 TORCH_AT_IMPORT = {"tensor", "train", "generate", "lens", "parts/net.py", "audits", "measure"}

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from scantling.checkpoint.find import card_of as card
     from scantling.errors import ScantlingError, ScantlingInputError
     from scantling.inspection import Inspection, inspect
-    from scantling.model import Model, load
-    from scantling.model import from_card as new
+    from scantling.loading import from_card as new
+    from scantling.loading import load
+    from scantling.model import Model
     from scantling.parts.part import Part, Step, Workload
     from scantling.saving import save
     from scantling.subjects import audit
@@ -32,8 +33,8 @@ _HOME = {
     "audit": "scantling.subjects",
     "card": "scantling.checkpoint.find:card_of",
     "inspect": "scantling.inspection",
-    "load": "scantling.model",
-    "new": "scantling.model:from_card",
+    "load": "scantling.loading",
+    "new": "scantling.loading:from_card",
     "save": "scantling.saving",
 }
 

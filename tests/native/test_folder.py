@@ -18,7 +18,7 @@ from tests.native.test_golden import NAMES, UNKNOWN
 from tests.test_translate import write_tokenizer
 
 import scantling as sc
-from scantling.model import load_packed
+from scantling.loading import load_packed
 from scantling.native import library
 
 pytestmark = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))

@@ -16,7 +16,7 @@ from scantling.checkpoint.gguf import read_gguf
 from scantling.checkpoint.gguf_write import write_gguf
 from scantling.cli.engines import file_for_packed
 from scantling.generate.packed import PackedWeights
-from scantling.model import load_packed
+from scantling.loading import load_packed
 from scantling.native import library
 from scantling.native.packed import Packed
 from scantling.native.program import outline

@@ -19,7 +19,7 @@ from scantling.checkpoint.gguf_write import write_gguf
 from scantling.cli.engines import file_for_packed
 from scantling.cli.main import _run
 from scantling.generate.settings import Options
-from scantling.model import load_packed
+from scantling.loading import load_packed
 from scantling.native import library
 
 pytestmark = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))

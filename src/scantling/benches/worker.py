@@ -45,12 +45,12 @@ def loaded(asked: dict[str, Any]) -> Model:
     Raises:
         ScantlingError: as `scantling.load` and `scantling.new`.
     """
-    from scantling import model
+    from scantling import loading
 
     dtype = asked["dtype"] if asked["dtype"] in COMPUTING else None
     if asked["initial"]:
-        return model.from_card(asked["model"], dtype=dtype or "float32")
-    return model.load(asked["model"], dtype=dtype, revision=asked["revision"])
+        return loading.from_card(asked["model"], dtype=dtype or "float32")
+    return loading.load(asked["model"], dtype=dtype, revision=asked["revision"])
 
 
 def opened(asked: dict[str, Any]) -> Runner:
@@ -75,7 +75,7 @@ def opened(asked: dict[str, Any]) -> Runner:
 
     activations = "int8" if asked["engine"] == "packed-int8" else "exact"
     if asked["engine"].startswith("packed") and asked["width"] == "stored" and not asked["initial"]:
-        from scantling.model import load_packed
+        from scantling.loading import load_packed
 
         return Ours(load_packed(asked["model"], activations=activations, revision=asked["revision"]))
     lm = loaded(asked)
@@ -89,7 +89,7 @@ def opened(asked: dict[str, Any]) -> Runner:
 
 def lent_tokenizer(vocab_size: int) -> Tokenizer | None:
     """That of the default model, for a file whose reader wants one; None where it is not there or too large."""
-    from scantling.model import tokenizer_of
+    from scantling.loading import tokenizer_of
 
     try:
         found = tokenizer_of()

@@ -83,7 +83,7 @@ def _drift(model: str | None, given: dict[str, Any]) -> None:
     """`--drift`."""
     from scantling.benches.drift import drifts, places, sample_ids
     from scantling.cards.rules import position_limit, positions_text
-    from scantling.model import from_card, load
+    from scantling.loading import from_card, load
 
     _refuse_timed()
     name = str(default_model()) if model is None else model

@@ -70,7 +70,7 @@ def verdicts(one: str, other: str) -> list[str]:
     """
     need("torch", "compare logits")
     from scantling.audits import Verdict, examine
-    from scantling.model import load
+    from scantling.loading import load
     from scantling.subjects.named import beside
     from scantling.subjects.ours import ours
 

@@ -72,7 +72,7 @@ def command(
     check, write = FORMATS[form]
     size = parse_bytes(max_shard_size)
     check(destination, overwrite)
-    from scantling.model import load
+    from scantling.loading import load
 
     blocks = form == "gguf"
     kind = gguf_kind(dtype) if blocks and dtype else dtype

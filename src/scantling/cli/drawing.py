@@ -278,7 +278,7 @@ def _drafting(given: dict[str, Any]) -> Drafting | None:
         return None
     need("torch", "check drafts")
     from scantling.generate.speculative import Drafting
-    from scantling.model import load
+    from scantling.loading import load
 
     small = None
     if model is not None:

@@ -24,7 +24,7 @@ def with_engine(given: dict[str, Any]) -> tuple[Model, str]:
     Raises:
         ScantlingInputError: what loading refuses, or options that the engine asked for does not have.
     """
-    from scantling.model import load, load_packed, packed_gguf
+    from scantling.loading import load, load_packed, packed_gguf
 
     engine, named = given.get("engine", "torch"), {name: given[name] for name in ("model", "revision")}
     if engine == "compile":
@@ -48,7 +48,7 @@ def with_engine(given: dict[str, Any]) -> tuple[Model, str]:
 
 def _compiled(given: dict[str, Any]) -> Model:
     """A model whose step is compiled before anything is timed."""
-    from scantling.model import load
+    from scantling.loading import load
 
     if beside := _of_torch(given | {"dtype": None, "device": "cpu"}):
         raise ScantlingInputError(f"{beside} goes with --engine torch")

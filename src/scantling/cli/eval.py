@@ -49,7 +49,7 @@ def command(
     from dataclasses import replace
 
     from scantling.data import Sources, prepare, shown_progress
-    from scantling.model import load
+    from scantling.loading import load
     from scantling.train.evaluate import score_documents, start_of, windows_for
 
     lm = load(model, dtype=dtype, device=device, revision=revision)

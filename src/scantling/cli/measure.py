@@ -134,7 +134,7 @@ def _prepared(
 
 
 def _loaded(model: str | None, found: Found | None, given: dict[str, Any]) -> Model:
-    from scantling.model import from_card, load
+    from scantling.loading import from_card, load
 
     dtype, device = given["dtype"], given["device"]
     if found is not None and (found.kind in ("preset", "card") or found.path.name == "config.json"):

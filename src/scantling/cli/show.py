@@ -117,7 +117,7 @@ def encoder(model: str | None, device: str, revision: str | None, dtype: str | N
         ScantlingInputError: no such model, or one of another family.
     """
     from scantling.checkpoint.find import card_of, default_encoder
-    from scantling.model import load
+    from scantling.loading import load
 
     found = str(default_encoder()) if model is None else model
     if (card := card_of(found, revision=revision)).family != "encoder":

@@ -15,7 +15,7 @@ from scantling.errors import ScantlingInputError
 @show.json_option
 def command(text: str, model: str | None, revision: str | None, as_json: bool) -> None:
     """Cut TEXT into the tokens of a model: ids and pieces."""
-    from scantling.model import tokenizer_of
+    from scantling.loading import tokenizer_of
 
     tokenizer = tokenizer_of(model, revision=revision)
     ids = tokenizer.encode(text)

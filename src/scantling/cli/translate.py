@@ -48,7 +48,7 @@ def command(
     need("torch", "translate")
     from scantling.generate.api import Asked, texts
     from scantling.generate.sampling import Sampling
-    from scantling.model import load, tokenizer_of
+    from scantling.loading import load, tokenizer_of
 
     how = Asked().wanted(max_new_tokens, Sampling(no_repeat_ngram=no_repeat_ngram), None, drawing.beams(searched), 1)
     lm = load(model, dtype=dtype, device=device, revision=revision)

@@ -13,11 +13,12 @@ from scantling.assembly import assemble
 from scantling.cards import Card
 from scantling.cards.schema import Gated, MultiHead, Plain, RoPE
 from scantling.errors import ScantlingInputError
+from scantling.loading import from_card
 from scantling.measure.asked import Asked, rows, run
 from scantling.measure.figure import Cell, Figure
 from scantling.measure.split import seconds_by_heading
 from scantling.measure.timing import this_device
-from scantling.model import Model, from_card
+from scantling.model import Model
 from scantling.numbers.flops import flops
 from scantling.numbers.hardware import Device
 from scantling.parts.part import Workload

@@ -14,7 +14,7 @@ from torch import Tensor
 from scantling.audits import Subject
 from scantling.checkpoint.find import find
 from scantling.errors import ScantlingInputError
-from scantling.model import from_card, load, tokenizer_of
+from scantling.loading import from_card, load, tokenizer_of
 from scantling.subjects.ours import ours
 from scantling.text.tokenizer import Tokenizer
 

@@ -19,7 +19,8 @@ from scantling.audits.protocol import ABSOLUTE, Cached, Change, Loss, Maps, Posi
 from scantling.cards import Card
 from scantling.cards.rules import position_limit
 from scantling.errors import need
-from scantling.model import Model, load
+from scantling.loading import load
+from scantling.model import Model
 from scantling.parts.heads import Head
 from scantling.parts.part import Workload
 from scantling.saving import save

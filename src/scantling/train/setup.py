@@ -27,7 +27,8 @@ from scantling.data import (
 from scantling.data.sources import find_sources
 from scantling.data.vocabulary import N_SENTINELS, Purpose
 from scantling.errors import ScantlingInputError
-from scantling.model import Model, from_card, load
+from scantling.loading import from_card, load
+from scantling.model import Model
 from scantling.tensor.memory import device_of
 from scantling.text.tokenizer import Tokenizer
 from scantling.train.settings import WEIGHTS, objective_of

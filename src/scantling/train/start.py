@@ -13,7 +13,8 @@ from torch import Tensor
 from scantling.cards.training import Training
 from scantling.data import Corpus
 from scantling.errors import ScantlingInputError
-from scantling.model import Model, load
+from scantling.loading import load
+from scantling.model import Model
 from scantling.train import checkpoints, division, settings, state
 from scantling.train.balance import Balance
 from scantling.train.ema import Ema

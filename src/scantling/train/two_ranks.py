@@ -22,7 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scantling.cards.training import Parallel, Training
-from scantling.model import Model, load
+from scantling.loading import load
+from scantling.model import Model
 from scantling.saving import save
 from scantling.train import settings
 from scantling.train.division import WHOLE, Division
