@@ -37,6 +37,9 @@ class Answer(BaseHTTPRequestHandler):
     def log_message(self, *words):
         pass
 
+if "--help" in sys.argv:
+    print(pathlib.Path(__file__).with_name("help.txt").read_text())
+    sys.exit()
 pathlib.Path(__file__).with_name("options.json").write_text(json.dumps(sys.argv[1:]))
 HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Answer).serve_forever()
 """
@@ -64,9 +67,13 @@ def program(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(folder))
 
 
-def test_its_times_are_taken(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("spoken", "wanted"), [("--load-mode MODE", "--load-mode none"), ("--mmap", "--no-mmap")])
+def test_its_times_are_taken(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoken: str, wanted: str
+) -> None:
     """Two rows of 10 steps, each in 250 ms by its clock: 80 tokens a second together."""
     program(tmp_path, SERVER, monkeypatch)
+    (tmp_path / "help.txt").write_text(spoken)
     peer = LlamaCpp(file, 131, built=True)
     found = peer.run(Load(2, 5, 10))
     assert (found["first_seconds"], found["made"]) == (0.041, 20)
@@ -77,7 +84,7 @@ def test_its_times_are_taken(file: str, tmp_path: Path, monkeypatch: pytest.Monk
     options = json.loads((tmp_path / "options.json").read_text())
     given = dict(itertools.pairwise(options))
     assert (given["-m"], given["-np"], given["-t"], given["-fa"]) == (file, "2", str(cores()), "on")
-    assert "--no-mmap" in options
+    assert f" {wanted} " in f" {' '.join(options)} "
     process = peer.process
     assert process is not None
     assert most_resident(process) != most_resident()

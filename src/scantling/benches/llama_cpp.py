@@ -136,7 +136,7 @@ class _Program:
         threads = str(cores())
         options = {"-m": file, "-np": str(rows), "-c": str(context), "-b": str(batch), "-t": threads, "-tb": threads}
         options |= {"-fa": "on", "--host": "127.0.0.1", "--port": port}
-        command = [program, *(word for pair in options.items() for word in pair), "--no-mmap", "--no-warmup"]
+        command = [program, *(word for pair in options.items() for word in pair), *_unmapped(program), "--no-warmup"]
         self.listening_address = f"http://127.0.0.1:{port}"
         # What it prints is kept for the sentence of a failure.
         self._noise = tempfile.TemporaryFile()  # noqa: SIM115
@@ -161,6 +161,12 @@ class _Program:
         last = self._noise.read().decode(errors="replace").strip().splitlines()[-1:]
         self.close()
         raise ScantlingInputError(f"{PROGRAM} does not load this model: {''.join(last)[:160]}")
+
+
+def _unmapped(program: str) -> list[str]:
+    """How this build is told to read the file and not to map it."""
+    said = subprocess.run([program, "--help"], capture_output=True, text=True, errors="replace", check=False).stdout
+    return ["--load-mode", "none"] if "--load-mode" in said else ["--no-mmap"]
 
 
 def stored_bytes(tensors: Mapping[str, GGUFTensor]) -> tuple[int, int]:
