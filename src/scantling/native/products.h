@@ -25,37 +25,30 @@ template <int FAR> inline void ahead(const uint8_t *p, size_t bytes) {
   for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + FAR + i);
 }
 
-// Hands over the 32 columns of a tile's group in order, before their scale and minimum.
-template <int KIND, class Take> inline void columns(const uint8_t *p, Take take) {
-  if constexpr (KIND == Q4) {
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-      Ints v = load<Ints>(p + 64 * j);
-      take(nibbles(v), 8 * j), take(nibbles(v >> 8), 8 * j + 1);
-      take(nibbles(v >> 16), 8 * j + 2), take(nibbles(v >> 24), 8 * j + 3);
-      take(nibbles(v >> 4), 8 * j + 4), take(nibbles(v >> 12), 8 * j + 5);
-      take(nibbles(v >> 20), 8 * j + 6), take(nibbles(v >> 28), 8 * j + 7);
-    }
-  } else if constexpr (KIND == Q8) {
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; j++) {
-      const Ints v = load<Ints>(p + 64 * j) ^ (int32_t)0x80808080;
-      take(to_floats(v << 24 >> 24), 4 * j);
-      take(to_floats(v << 16 >> 24), 4 * j + 1);
-      take(to_floats(v << 8 >> 24), 4 * j + 2);
-      take(to_floats(v >> 24), 4 * j + 3);
-    }
-  } else if constexpr (KIND == BF16) {
-#pragma GCC unroll 16
-    for (int j = 0; j < GROUP / 2; j++) {
-      // Two columns side by side in every lane: the first in the low half.
-      Ints v = load<Ints>(p + 64 * j);
-      take(same_bits(v << 16), 2 * j);
-      take(same_bits(v & (int32_t)0xffff0000), 2 * j + 1);
-    }
-  } else {
+// Column c of those that lie in the lanes of one load.
+template <int KIND> inline Floats column(Ints v, int c) {
+  // Of four bits: the low ones of each byte, then the high ones.
+  if constexpr (KIND == Q4) return nibbles(v >> (8 * (c % 4) + 4 * (c / 4)));
+  if constexpr (KIND == Q8) return to_floats((v ^ (int32_t)0x80808080) << (24 - 8 * c) >> 24);
+  // Two side by side: the first in the low half.
+  if constexpr (KIND == BF16) return same_bits(c ? v & (int32_t)0xffff0000 : v << 16);
+  return same_bits(v);
+}
+
+// Hands over the 32 columns of a group in order, before their scale and minimum, of TILES tiles so many bytes apart: a
+// sum waits for itself at every column, and those of other tiles fill the time.
+template <int KIND, int TILES, class Take> inline void columns(const uint8_t *p, size_t apart, Take take) {
+  constexpr int LOADS = KIND == Q4 ? 4 : KIND == Q8 ? 8 : KIND == BF16 ? GROUP / 2 : GROUP;
+  constexpr int EACH = GROUP / LOADS;
 #pragma GCC unroll 32
-    for (int i = 0; i < GROUP; i++) take(load<Floats>(p + 64 * i), i);
+  for (int j = 0; j < LOADS; j++) {
+    Ints v[TILES];
+#pragma GCC unroll 4
+    for (int u = 0; u < TILES; u++) v[u] = load<Ints>(p + u * apart + 64 * j);
+#pragma GCC unroll 8
+    for (int c = 0; c < EACH; c++)
+#pragma GCC unroll 4
+      for (int u = 0; u < TILES; u++) take(column<KIND>(v[u], c), EACH * j + c, u);
   }
 }
 
@@ -77,29 +70,43 @@ template <int KIND> inline Floats grown(Floats total, Floats found, Floats scale
 }
 inline Floats start_of(const Matrix &m, int tile) { return m.bias ? load<Floats>(m.bias + tile * LANES) : Floats{}; }
 
-// Products of the tiles [first, last) with up to four rows: reading the weights is what takes the time.
-template <int KIND, int ROWS>
+// Products of the tiles [first, last), a multiple of TILES, with up to four rows: reading the weights takes the time.
+template <int KIND, int ROWS, int TILES>
 void few(const Matrix &m, int first, int last, const Read &in, float *y, size_t stride) {
   const int groups = m.k / GROUP;
   constexpr size_t bytes = tile_bytes(KIND);
-  for (int t = first; t < last; t++) {
-    const uint8_t *p = m.data + (size_t)t * groups * bytes;
-    Floats total[ROWS];
-    for (int b = 0; b < ROWS; b++) total[b] = start_of(m, t);
+  const size_t apart = groups * bytes;
+  for (int t = first; t < last; t += TILES) {
+    const uint8_t *p = m.data + (size_t)t * apart;
+    Floats total[ROWS][TILES];
+    for (int b = 0; b < ROWS; b++)
+      for (int u = 0; u < TILES; u++) total[b][u] = start_of(m, t + u);
     for (int g = 0; g < groups; g++, p += bytes) {
-      ahead<8192>(p, bytes);
-      Floats part[ROWS] = {};
+      for (int u = 0; u < TILES; u++) ahead<16384>(p + u * apart, bytes);
+      Floats part[ROWS][TILES] = {};
       const size_t at = (size_t)g * in.side_by_side;
       const float *x = in.x + at * GROUP;
-      columns<KIND>(p, [&](Floats w, int i) {
+      columns<KIND, TILES>(p, apart, [&](Floats w, int i, int u) {
 #pragma GCC unroll 4
-        for (int b = 0; b < ROWS; b++) part[b] += w * x[b * GROUP + i];
+        for (int b = 0; b < ROWS; b++) part[b][u] += w * x[b * GROUP + i];
       });
-      const Floats scale = scale_of<KIND>(p), least = least_of<KIND>(p);
-      for (int b = 0; b < ROWS; b++) total[b] = grown<KIND>(total[b], part[b], scale, least, in.sums + at + b);
+      for (int u = 0; u < TILES; u++) {
+        const Floats scale = scale_of<KIND>(p + u * apart), least = least_of<KIND>(p + u * apart);
+        for (int b = 0; b < ROWS; b++)
+          total[b][u] = grown<KIND>(total[b][u], part[b][u], scale, least, in.sums + at + b);
+      }
     }
-    for (int b = 0; b < ROWS; b++) store(y + b * stride + t * LANES, total[b]);
+    for (int b = 0; b < ROWS; b++)
+      for (int u = 0; u < TILES; u++) store(y + b * stride + (t + u) * LANES, total[b][u]);
   }
+}
+
+template <int KIND, int ROWS>
+void few(const Matrix &m, int first, int last, const Read &in, float *y, size_t stride) {
+  constexpr int TILES = ROWS == 1 ? 2 : 1;
+  const int even = first + (last - first) / TILES * TILES;
+  few<KIND, ROWS, TILES>(m, first, even, in, y, stride);
+  few<KIND, ROWS, 1>(m, even, last, in, y, stride);
 }
 
 // How many rows, and tiles side by side, have their sums in registers at once.
@@ -169,7 +176,7 @@ void many(const Matrix &m, int tile, const Read &in, int rows, float *y, size_t 
     for (int u = 0; u < TILES; u++) {
       const uint8_t *from = p + ((size_t)u * groups + g) * bytes;
       ahead<2048>(from, bytes);
-      columns<KIND>(from, [&](Floats w, int i) { store(panel.w + (i * TILES + u) * LANES, w); });
+      columns<KIND, 1>(from, 0, [&](Floats w, int i, int) { store(panel.w + (i * TILES + u) * LANES, w); });
       panel.scale[u] = scale_of<KIND>(from), panel.least[u] = least_of<KIND>(from);
     }
     const size_t at = (size_t)g * in.side_by_side;
