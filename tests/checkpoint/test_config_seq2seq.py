@@ -146,7 +146,7 @@ def rewritten(tmp_path: Path, name: str, change: Callable[[dict[str, torch.Tenso
     return folder
 
 
-def same(folder: Path, name: str) -> sc.Model:
+def assert_same(folder: Path, name: str) -> sc.Model:
     lm, wanted = sc.load(folder), sc.load(GOLDEN / "tiny" / name)
     source, target = [[5, 6, 7]], [[2, 8]]
     assert torch.equal(lm.logits(source, decoder_ids=target), wanted.logits(source, decoder_ids=target))
@@ -166,7 +166,7 @@ def test_copies_of_the_table_are_compared_and_noted(
     tmp_path: Path, name: str, table: str, copies: tuple[str, ...]
 ) -> None:
     folder = rewritten(tmp_path, name, lambda t: t.update(dict.fromkeys(copies, t[table])))
-    lm = same(folder, name)
+    lm = assert_same(folder, name)
     assert [note.split()[0] for note in lm.notes] == [repr(copy) for copy in sorted(copies)]
     for copy in copies:
         other = rewritten(tmp_path / copy, name, lambda t, copy=copy: t.update({copy: t[table] + 1}))
@@ -209,7 +209,7 @@ def test_stored_waves_must_be_the_waves(tmp_path: Path) -> None:
             tensors[f"model.{stack}.embed_positions.weight"] = torch.cat([angles.sin(), angles.cos()], 1)
 
     folder = rewritten(tmp_path, "marian", stored)
-    lm = same(folder, "marian")
+    lm = assert_same(folder, "marian")
     assert len(lm.notes) == 2
     assert "equals the waves" in lm.notes[0]
     assert float(lm.net.state_dict()["encoder.position.table.weight"][7, 3]) == pytest.approx(wave(7, 3), abs=1e-6)
@@ -224,7 +224,7 @@ def test_stored_waves_must_be_the_waves(tmp_path: Path) -> None:
 
 def test_a_tensor_of_old_t5_files_that_nothing_reads(tmp_path: Path) -> None:
     unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-    same(rewritten(tmp_path, "t5", lambda t: t.update({unused: torch.ones(12, 5)})), "t5")
+    assert_same(rewritten(tmp_path, "t5", lambda t: t.update({unused: torch.ones(12, 5)})), "t5")
 
 
 def test_a_t5_1_1_file_keeps_its_own_head() -> None:

@@ -392,10 +392,10 @@ def written(path: Path, *, alignment: int | None = None) -> None:
 def test_every_kind_and_value_equals_the_library(tmp_path: Path, alignment: int | None) -> None:
     path = tmp_path / "model.gguf"
     written(path, alignment=alignment)
-    same_as_library(path)
+    assert_same_as_library(path)
 
 
-def same_as_library(path: Path) -> None:
+def assert_same_as_library(path: Path) -> None:
     header, theirs = read_gguf(path), gguf.GGUFReader(path)
     fields = {key: field.contents() for key, field in theirs.fields.items() if not key.startswith("GGUF.")}
     assert header.metadata == fields

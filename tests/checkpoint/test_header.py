@@ -229,7 +229,7 @@ TORCH |= {name: getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2"
 TORCH |= {name: getattr(torch, name) for name in ("uint8", "bool")}
 
 
-def same_as_library(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+def assert_same_as_library(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
     header = read_safetensors(path)
     assert header.metadata == metadata
     assert header.tensors.keys() == tensors.keys()
@@ -250,7 +250,7 @@ def test_every_dtype_equals_the_library(tmp_path: Path) -> None:
     tensors |= {"scalar": torch.tensor(3.0), "none": torch.zeros(0, 5), 'quote"\\é\n': torch.ones(2)}
     path = tmp_path / "model.safetensors"
     save_file(tensors, path, {"format": "pt", "note": '{"k": [1, "}"]}\n'})
-    same_as_library(path, tensors, {"format": "pt", "note": '{"k": [1, "}"]}\n'})
+    assert_same_as_library(path, tensors, {"format": "pt", "note": '{"k": [1, "}"]}\n'})
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -268,7 +268,7 @@ def test_any_file_of_the_library_is_read_as_it_reads_it(
     path = tmp_path / "model.safetensors"
     built = {name: torch.zeros(shape).to(TORCH[dtype]) for name, (dtype, shape) in tensors.items()}
     save_file(built, path, metadata or None)
-    same_as_library(path, built, metadata)
+    assert_same_as_library(path, built, metadata)
 
 
 def mutated(raw: bytes, rng: random.Random) -> bytes:

@@ -24,7 +24,7 @@ from scantling.inspection import Inspection, inspect
 TINY = GOLDEN / "tiny"
 
 
-def same(far: Inspection, near: Inspection) -> None:
+def assert_same(far: Inspection, near: Inspection) -> None:
     """All but the places is the same; rows of another machine are not looked at."""
     assert far.card is not None
     assert near.card is not None
@@ -43,7 +43,7 @@ def replace_name(card: Any) -> Any:
 @pytest.mark.parametrize("end", ["", "/", "/model.safetensors"])
 def test_a_folder_and_a_file(name: str, end: str) -> None:
     with served(TINY) as server:
-        same(inspect(server.address + name + end), inspect(TINY / name))
+        assert_same(inspect(server.address + name + end), inspect(TINY / name))
 
 
 def test_shards_are_read_by_their_first_bytes(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_shards_are_read_by_their_first_bytes(tmp_path: Path) -> None:
     folder = header_folder(tmp_path / "model", shapes_of_config(config), config)
     with served(folder) as server:
         far = inspect(server.address)
-    same(far, inspect(folder))
+    assert_same(far, inspect(folder))
     assert far.gathered.nbytes > 137 * 10**9
     shards = [path for path, _ in server.asked if path.endswith(".safetensors")]
     assert set(shards) == {*(path.name for path in folder.glob("*.safetensors")), "model.safetensors"}
@@ -252,7 +252,7 @@ def test_a_repository_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(TINY) as server:
         serve(server)
         found = inspect("someone/qwen3", revision="main")
-    same(found, inspect(TINY / "qwen3"))
+    assert_same(found, inspect(TINY / "qwen3"))
     assert asked == [("someone/qwen3", "main")]
     assert {headers.get("authorization") for headers in server.headers} == {"Bearer token"}
     assert found.card is not None

@@ -25,7 +25,7 @@ def card_of(name: str, spelling: str = "config.json", **changed: Any) -> Card:
     return card_of_config({key: value for key, value in config.items() if value is not ...}, name, name)
 
 
-def refused(name: str, *words: str, **changed: Any) -> None:
+def assert_refused(name: str, *words: str, **changed: Any) -> None:
     with pytest.raises(sc.ScantlingInputError) as error:
         card_of(name, **changed)
     assert all(word in str(error.value) for word in words), error.value
@@ -83,16 +83,16 @@ def test_windows_of_each_layer_are_those_of_the_original(
 def test_listed_layer_types_win_over_max_window_layers() -> None:
     card = card_of("qwen2-swa", max_window_layers=0, layer_types=[FULL, SLIDING])
     assert windows(card) == [None, 6]
-    refused("qwen2-swa", "layer_types names 1 layers", layer_types=[FULL])
-    refused("qwen2-swa", "'linear_attention'", layer_types=[FULL, "linear_attention"])
-    refused("qwen2-swa", "a list of names", layer_types=[FULL, 1])
-    refused("qwen2", "no sliding_window is in use", layer_types=[FULL, SLIDING])
-    refused("smollm3", "no sliding_window is in use", layer_types=[FULL, SLIDING], sliding_window=4)
+    assert_refused("qwen2-swa", "layer_types names 1 layers", layer_types=[FULL])
+    assert_refused("qwen2-swa", "'linear_attention'", layer_types=[FULL, "linear_attention"])
+    assert_refused("qwen2-swa", "a list of names", layer_types=[FULL, 1])
+    assert_refused("qwen2", "no sliding_window is in use", layer_types=[FULL, SLIDING])
+    assert_refused("smollm3", "no sliding_window is in use", layer_types=[FULL, SLIDING], sliding_window=4)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3-moe", "smollm3"])
 def test_a_monstrous_number_of_layers_is_refused_at_once(name: str) -> None:
-    refused(name, "num_hidden_layers", num_hidden_layers=10**12, layer_types=...)
+    assert_refused(name, "num_hidden_layers", num_hidden_layers=10**12, layer_types=...)
 
 
 @pytest.mark.parametrize(
@@ -113,16 +113,16 @@ def test_sparse_layers_of_qwen3_moe(step: int, listed: list[int], wanted: list[b
 def test_qwen3_moe_keys() -> None:
     assert windows(card_of("qwen3-moe", use_sliding_window=True, sliding_window=5)) == [5, 5]
     assert windows(card_of("qwen3-moe", use_sliding_window=False, sliding_window=5)) == [None, None]
-    refused("qwen3-moe", "max_window_layers", use_sliding_window=True, sliding_window=5, max_window_layers=1)
-    refused("qwen3-moe", "num_experts", "num_local_experts", "must agree", num_experts=4)
-    refused("qwen3-moe", "layer_types", layer_types=[FULL, FULL])
-    refused("qwen3-moe", "whole numbers", mlp_only_layers=["0"])
+    assert_refused("qwen3-moe", "max_window_layers", use_sliding_window=True, sliding_window=5, max_window_layers=1)
+    assert_refused("qwen3-moe", "num_experts", "num_local_experts", "must agree", num_experts=4)
+    assert_refused("qwen3-moe", "layer_types", layer_types=[FULL, FULL])
+    assert_refused("qwen3-moe", "whole numbers", mlp_only_layers=["0"])
 
 
 def test_smollm3_layers_without_rope() -> None:
     assert turned(card_of("smollm3", no_rope_layers=[0, 1, 1, 1])) == [False, True]
-    refused("smollm3", "no_rope_layers", no_rope_layers=[1])
-    refused("smollm3", "no_rope_layers", no_rope_layers=[1, 2])
+    assert_refused("smollm3", "no_rope_layers", no_rope_layers=[1])
+    assert_refused("smollm3", "no_rope_layers", no_rope_layers=[1, 2])
 
 
 def test_a_missing_key_means_what_the_original_takes_it_for() -> None:
@@ -138,16 +138,16 @@ def test_phi3_keys_that_the_original_does_not_act_on_are_refused() -> None:
     phi4_mini = {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False}
     assert card_of("phi3", **phi4_mini, attention_bias=False) == card_of("phi3")
     for key, value in {"full_attn_mod": 2, "lm_head_bias": True, "attention_bias": True, "embd_pdrop": 0.1}.items():
-        refused("phi3", key, **{key: value})
+        assert_refused("phi3", key, **{key: value})
 
 
 def test_phi3_scalings() -> None:
-    refused("phi3", "linear", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0})
+    assert_refused("phi3", "linear", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0})
     lists = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     new = {"rope_type": "longrope", "rope_theta": 1e4, **lists}
     other = {**new, "original_max_position_embeddings": 8}
-    refused("phi3", "original_max_position_embeddings is 64 and 8", rope_parameters=other)
-    refused("phi3", "4096 and 8", original_max_position_embeddings=..., rope_parameters=other)
+    assert_refused("phi3", "original_max_position_embeddings is 64 and 8", rope_parameters=other)
+    assert_refused("phi3", "4096 and 8", original_max_position_embeddings=..., rope_parameters=other)
     assert card_of("phi3", "config_hub.json", rope_scaling={"type": "su", **lists}) == card_of(
         "phi3", rope_parameters=new
     )

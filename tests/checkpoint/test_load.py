@@ -84,7 +84,7 @@ def configure(folder: Path, **keys: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config | keys))
 
 
-def refused(folder: Path, *words: str) -> None:
+def assert_refused(folder: Path, *words: str) -> None:
     with pytest.raises(sc.ScantlingInputError) as error:
         sc.load(folder)
     assert all(word in str(error.value) for word in words), str(error.value)
@@ -93,32 +93,32 @@ def refused(folder: Path, *words: str) -> None:
 
 def test_a_missing_tensor_is_an_error_never_a_random_one(folder: Path) -> None:
     rewrite(folder, lambda t: t.pop("model.layers.1.mlp.up_proj.weight"))
-    refused(folder, "model.layers.1.mlp.up_proj.weight", "is missing")
+    assert_refused(folder, "model.layers.1.mlp.up_proj.weight", "is missing")
 
 
 def test_a_tensor_the_model_does_not_have_is_an_error(folder: Path) -> None:
     rewrite(folder, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(60)}))
-    refused(folder, "model.layers.0.self_attn.q_proj.bias", "not part of the model")
+    assert_refused(folder, "model.layers.0.self_attn.q_proj.bias", "not part of the model")
 
 
 def test_more_layers_in_the_file_than_in_the_config(folder: Path) -> None:
     configure(folder, num_hidden_layers=1)
-    refused(folder, "model.layers.1.", "not part of the model")
+    assert_refused(folder, "model.layers.1.", "not part of the model")
 
 
 def test_a_shape_that_contradicts_the_config_names_tensor_found_and_expected(folder: Path) -> None:
     configure(folder, intermediate_size=80)
-    refused(folder, "mlp.", "76", "80")
+    assert_refused(folder, "mlp.", "76", "80")
 
 
 def test_an_untied_config_without_a_head(folder: Path) -> None:
     rewrite(folder, lambda t: t.pop("lm_head.weight"))
-    refused(folder, "lm_head.weight", "is missing")
+    assert_refused(folder, "lm_head.weight", "is missing")
 
 
 def test_a_tied_config_with_another_head(folder: Path) -> None:
     configure(folder, tie_word_embeddings=True)
-    refused(folder, "lm_head.weight", "model.embed_tokens.weight", "differ", "tie_word_embeddings")
+    assert_refused(folder, "lm_head.weight", "model.embed_tokens.weight", "differ", "tie_word_embeddings")
 
 
 def test_a_tied_config_with_the_same_head_stored_again(folder: Path) -> None:
@@ -169,7 +169,7 @@ def test_mixed_dtypes_become_the_widest_and_it_is_said(folder: Path) -> None:
 
 def test_integers_are_no_weights(folder: Path) -> None:
     rewrite(folder, lambda t: t.update({"model.norm.weight": torch.ones(48, dtype=torch.int32)}))
-    refused(folder, "model.norm.weight", "int32", "floating-point")
+    assert_refused(folder, "model.norm.weight", "int32", "floating-point")
 
 
 @pytest.mark.parametrize(
@@ -198,14 +198,14 @@ def test_a_card_file_has_no_weights(tmp_path: Path) -> None:
 
 def test_a_folder_without_config(tmp_path: Path) -> None:
     shutil.copyfile(GOLDEN / "tiny" / "llama-gqa" / "model.safetensors", tmp_path / "model.safetensors")
-    refused(tmp_path, "no config.json")
+    assert_refused(tmp_path, "no config.json")
     with pytest.raises(sc.ScantlingInputError, match=r"no config\.json"):
         sc.load(tmp_path / "model.safetensors")
 
 
 def test_a_folder_without_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    refused(folder, "holds no weights")
+    assert_refused(folder, "holds no weights")
 
 
 def test_sizes_need_only_the_config(folder: Path) -> None:
@@ -218,7 +218,7 @@ def test_sizes_need_only_the_config(folder: Path) -> None:
 def test_truncated_weights(folder: Path) -> None:
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[:-100])
-    refused(folder, "model.safetensors", "100")
+    assert_refused(folder, "model.safetensors", "100")
 
 
 def test_a_file_alone_takes_the_config_beside_it(folder: Path) -> None:

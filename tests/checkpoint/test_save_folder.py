@@ -37,7 +37,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def refused(lm: sc.Model, folder: Path, *words: str, **options: Any) -> None:
+def assert_refused(lm: sc.Model, folder: Path, *words: str, **options: Any) -> None:
     with pytest.raises(sc.ScantlingInputError) as error:
         sc.save(lm, folder, **options)
     assert all(word in str(error.value) for word in words), str(error.value)
@@ -57,9 +57,9 @@ def test_what_save_says_of_itself_is_so(lm: sc.Model, tmp_path: Path) -> None:
 def test_a_folder_that_is_not_empty_is_not_touched(lm: sc.Model, tmp_path: Path) -> None:
     (tmp_path / "diary.txt").write_text("dear diary")
     before = contents(tmp_path)
-    refused(lm, tmp_path, "exists and is not empty", "choose another folder")
-    refused(lm, tmp_path, "holds 'diary.txt'", "would be lost", overwrite=True)
-    refused(lm, tmp_path / "diary.txt", "is a file")
+    assert_refused(lm, tmp_path, "exists and is not empty", "choose another folder")
+    assert_refused(lm, tmp_path, "holds 'diary.txt'", "would be lost", overwrite=True)
+    assert_refused(lm, tmp_path / "diary.txt", "is a file")
     assert contents(tmp_path) == before
 
 
@@ -68,12 +68,12 @@ def test_a_folder_of_things_that_a_checkpoint_never_has_is_not_replaced(lm: sc.M
     (tmp_path / "m" / "runs").mkdir()
     (tmp_path / "m" / "runs" / "config.json").write_text("{}")
     (tmp_path / "m" / "optimizer.pt").write_bytes(b"state")
-    refused(lm, tmp_path / "m", "'optimizer.pt' and 1 more", overwrite=True)
+    assert_refused(lm, tmp_path / "m", "'optimizer.pt' and 1 more", overwrite=True)
     (tmp_path / "m" / "optimizer.pt").unlink()
     (tmp_path / "m" / "runs" / "config.json").unlink()
     (tmp_path / "m" / "runs").rmdir()
     (tmp_path / "m" / "data").symlink_to(tmp_path)
-    refused(lm, tmp_path / "m", "'data'", overwrite=True)
+    assert_refused(lm, tmp_path / "m", "'data'", overwrite=True)
 
 
 def test_an_empty_folder_is_filled_and_an_old_checkpoint_is_replaced(lm: sc.Model, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_an_empty_folder_is_filled_and_an_old_checkpoint_is_replaced(lm: sc.Mode
     place.mkdir()
     sc.save(lm, place, max_shard_bytes=50_000)
     assert (place / "model.safetensors.index.json").exists()
-    refused(lm, place, "exists and is not empty")
+    assert_refused(lm, place, "exists and is not empty")
     place.chmod(0o750)
     other = sc.load(TINY / "gpt2")
     sc.save(other, place, overwrite=True)
@@ -169,21 +169,21 @@ def test_the_disk_is_asked_before_anything_is_written(
     lm: sc.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=200_000))
-    refused(lm, tmp_path / "deep" / "m", "the files need 2", "the disk has 200.0 kB", "smaller dtype")
+    assert_refused(lm, tmp_path / "deep" / "m", "the files need 2", "the disk has 200.0 kB", "smaller dtype")
     assert os.listdir(tmp_path) == []
     sc.save(lm, tmp_path / "m", dtype="bf16")
 
 
 def test_a_place_that_cannot_be(lm: sc.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    refused(lm, tmp_path / "file" / "m", "cannot be made", "file is a file")
-    refused(lm, tmp_path / ("x" * 300), "File name too long")
+    assert_refused(lm, tmp_path / "file" / "m", "cannot be made", "file is a file")
+    assert_refused(lm, tmp_path / ("x" * 300), "File name too long")
 
     def deny(*_: Any, **__: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(Path, "mkdir", deny)
-    refused(lm, tmp_path / "m", "cannot be written: Permission denied")
+    assert_refused(lm, tmp_path / "m", "cannot be written: Permission denied")
 
 
 ALONG = {
@@ -316,23 +316,23 @@ def test_a_new_model(tmp_path: Path) -> None:
 
 
 def test_nets_that_are_not_what_their_card_says(lm: sc.Model, tmp_path: Path) -> None:
-    refused(replace(lm, net=lm.parts.build(device="meta")), tmp_path / "m", "'meta'", "holds no values")
+    assert_refused(replace(lm, net=lm.parts.build(device="meta")), tmp_path / "m", "'meta'", "holds no values")
     other = sc.load(TINY / "llama-mqa")
-    refused(replace(lm, net=other.net), tmp_path / "m", "has shape", "by its card")
-    refused(replace(lm, card=other.card), tmp_path / "m", "does not describe the net")
+    assert_refused(replace(lm, net=other.net), tmp_path / "m", "has shape", "by its card")
+    assert_refused(replace(lm, card=other.card), tmp_path / "m", "does not describe the net")
     lm.net.register_parameter("lora", torch.nn.Parameter(torch.zeros(2)))
-    refused(lm, tmp_path / "m", "the net has 'lora'")
-    refused(replace(other, net=torch.nn.Linear(2, 2)), tmp_path / "m", "the net has no 'embed.weight'")
+    assert_refused(lm, tmp_path / "m", "the net has 'lora'")
+    assert_refused(replace(other, net=torch.nn.Linear(2, 2)), tmp_path / "m", "the net has no 'embed.weight'")
     assert os.listdir(tmp_path) == []
 
 
 def test_dtypes(lm: sc.Model, tmp_path: Path) -> None:
-    refused(lm, tmp_path / "m", "unknown dtype 'int3'", dtype="int3")
-    refused(lm, tmp_path / "m", "cannot be saved as float64", dtype="float64")
-    refused(lm, tmp_path / "m", "max_shard_bytes is 0", max_shard_bytes=0)
+    assert_refused(lm, tmp_path / "m", "unknown dtype 'int3'", dtype="int3")
+    assert_refused(lm, tmp_path / "m", "cannot be saved as float64", dtype="float64")
+    assert_refused(lm, tmp_path / "m", "max_shard_bytes is 0", max_shard_bytes=0)
     with torch.no_grad():
         lm.net.get_parameter("embed.weight")[3, 4] = 1e5
-    refused(lm, tmp_path / "m", "'model.embed_tokens.weight' has numbers too large for float16", dtype="fp16")
+    assert_refused(lm, tmp_path / "m", "'model.embed_tokens.weight' has numbers too large for float16", dtype="fp16")
     assert os.listdir(tmp_path) == []
     lm.net.get_submodule("decoder").bfloat16()
     assert sc.save(lm, tmp_path / "m").notes == ("the net mixes bfloat16, float32; saved as float32",)
