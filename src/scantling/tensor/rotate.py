@@ -40,10 +40,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """
     width = cos.shape[-1]
     head, rest = (x, None) if width == x.shape[-1] else (x[..., :width], x[..., width:])
-    if interleaved:
-        other = torch.stack((head[..., 1::2], head[..., ::2]), -1).flatten(-2)
-    else:
-        other = head.roll(width // 2, -1)
+    other = torch.stack((head[..., 1::2], head[..., ::2]), -1).flatten(-2) if interleaved else head.roll(width // 2, -1)
     out = (head * cos).add_(other.mul_(sin))
     return out if rest is None else torch.cat((out, rest), -1)
 
