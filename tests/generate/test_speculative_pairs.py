@@ -34,8 +34,11 @@ def pair(base: dict[str, Any] = LLAMA, seed: int = 1, **changes: Any) -> sc.Mode
     return lm
 
 
-def copying() -> sc.Model:
-    """Writes its source: position t of the target reads position t of the source, and nothing else."""
+def copying(**replaced: int) -> sc.Model:
+    """Writes its source: position t of the target reads position t of the source, and nothing else.
+
+    replaced: by ``t`` and the id of a token of the source what is written in its place.
+    """
     sizes = {"vocab_size": 32, "context": 32, "d_model": 64, "n_layers": 1}
     lm = pair(GPT2, attention={"n_heads": 1}, **sizes)
     one = torch.eye(32)
@@ -47,7 +50,8 @@ def copying() -> sc.Model:
         for stack in (lm.net.encoder, lm.net.decoder):
             stack.position.table.weight[:, 32:] = one
         cross.q.weight[32:, 32:] = cross.k.weight[32:, 32:] = 5 * one
-        cross.v.weight[:32, :32], cross.o.weight[:32, :32] = one, 10 * one
+        written = [replaced.get(f"t{token}", token) for token in range(32)]
+        cross.v.weight[:32, :32], cross.o.weight[:32, :32] = one, 10 * one[written].T
     lm.eos_ids = frozenset({1})
     return lm
 
@@ -94,7 +98,12 @@ def test_lookup_reads_the_source_first() -> None:
     assert lookup.propose([0, 6, 7, 8, 6, 7, 5, 6, 7], 4, nobody)[0] == [8, 6, 7, 9]
     # A longer ending counts before the source does; nothing follows the source's last token.
     assert lookup.propose([0, 3, 6, 4, 3, 6], 2, nobody)[0] == [4, 3]
-    assert lookup.propose([0, 1], 2, nobody)[0] == []
+    assert LookupDraft(2, [5, 1]).propose([0, 1], 2, nobody)[0] == []
+    # One token may stand in place of the source's, and no second one.
+    assert lookup.propose([0, 6, 7, 3], 2, nobody)[0] == []
+    assert lookup.propose([0, 5, 6, 7], 2, nobody)[0] == [8, 6]
+    assert lookup.propose([0, 5, 6, 7, 3], 2, nobody)[0] == [6, 7]
+    assert lookup.propose([0, 5, 6, 7, 3, 4], 2, nobody)[0] == []
     assert lookup.propose([0, 1, 3, 1], 2, nobody)[0] == [3, 1]
     # The end of the source and the beginning of the target are no neighbours.
     assert LookupDraft(2, [4, 1]).propose([1, 5, 4, 1], 2, nobody)[0] == [5, 4]
@@ -114,6 +123,14 @@ def test_a_copy_is_accepted_whole() -> None:
     assert (ledger.acceptance, ledger.rounds, ledger.plain_steps) == (1.0, 5, 0)
     # A lookup in what is written alone would have had nothing to propose for the first tokens.
     assert LookupDraft(2).propose([0, 5], 4, None)[0] == []  # type: ignore[arg-type]
+
+
+def test_a_copy_goes_on_behind_a_correction() -> None:
+    lm, source = copying(t9=19), [*range(2, 19), 1]
+    found, ledger = drafted(lm, source, len(source), Sampling(), Drafting(lookup=2, switch=False))
+    assert found == [19 if token == 9 else token for token in source]
+    # 3 4 5 6 and the model's 7; 8, and 19 where 9 was proposed; 10 to 13 and 14; 15 to 18 and the end.
+    assert (ledger.rounds, ledger.plain_steps, ledger.drafted, ledger.accepted) == (4, 0, 16, 13)
 
 
 @pytest.mark.parametrize("rule", ["shared", "residual"])

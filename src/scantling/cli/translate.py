@@ -63,8 +63,9 @@ def command(
     for note in lm.notes:
         click.echo(f"note: {note}", err=True)
     done = []
-    for text in sources:
-        done.append(texts(lm, prefix + text, how)[0])
+    made = (texts(lm, prefix + text, how)[0] for text in sources)
+    for text, one in zip(sources, made, strict=True):
+        done.append(one)
         if done[-1].finish_reason == "length":
             click.echo(f"note: cut after {done[-1].new_tokens} tokens, before the end: {text[:60]!r}", err=True)
         if not as_json:

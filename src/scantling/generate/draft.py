@@ -42,7 +42,9 @@ class LookupDraft:
     """What followed where the text, or the source, reads as the text ends now (prompt lookup decoding).
 
     The longest ending that is found counts; of one length a place in the source comes first, of several there the one
-    nearest to where a copy would be that went on since the last proposal. In the text the last place counts.
+    nearest to where a copy would be that went on since the last proposal. In the text the last place counts. Where
+    nothing is found right after a proposal from the source, a token stands in place of the source's, and the copy goes
+    on behind it.
 
     Attributes:
         longest: tokens of the ending that is looked for; shorter endings are tried after it.
@@ -54,23 +56,24 @@ class LookupDraft:
     def __init__(self, longest: int = 3, source: Sequence[int] = ()) -> None:
         self.longest, self.source = longest, list(source)
         # A text begins with a token that is not of the source.
-        self._ahead = -1
+        self._ahead, self._copies = -1, False
 
     def propose(self, text: Sequence[int], count: int, pick: Pick) -> tuple[list[int], list[Tensor | None]]:
         """See `Drafter`."""
-        text = list(text)
+        found = self._found(list(text))[:count]
+        return found, [None] * len(found)
+
+    def _found(self, text: list[int]) -> list[int]:
+        copied, self._copies = self._copies, False
         for length in range(min(self.longest, len(text)), 0, -1):
             ending = text[len(text) - length :]
             if read := _after(self.source, ending):
                 place = min(read, key=lambda at: abs(at - len(text) - self._ahead))
-                self._ahead = place - len(text)
-                found = self.source[place : place + count]
-            elif written := _after(text, ending):
-                found = text[written[-1] : written[-1] + count]
-            else:
-                continue
-            return found, [None] * len(found)
-        return [], []
+                self._ahead, self._copies = place - len(text), True
+                return self.source[place:]
+            if written := _after(text, ending):
+                return text[written[-1] :]
+        return self.source[len(text) + self._ahead :] if copied else []
 
 
 def _after(text: list[int], ending: list[int]) -> list[int]:
