@@ -36,6 +36,7 @@ def command(
 ) -> None:
     """Write the target of each TEXT, the likeliest token at every step, or by beam search; one line per text.
 
+    Without beams up to 16 texts are decoded together, and each becomes what it becomes alone.
     Whatever an encoder-decoder was trained for: translations, summaries, answers.
     """
     from scantling.checkpoint.find import card_of
@@ -46,7 +47,7 @@ def command(
     from scantling.errors import need
 
     need("torch", "translate")
-    from scantling.generate.api import Asked, texts
+    from scantling.generate.api import Asked, each
     from scantling.generate.sampling import Sampling
     from scantling.loading import load, tokenizer_of
 
@@ -58,8 +59,8 @@ def command(
     for note in lm.notes:
         click.echo(f"note: {note}", err=True)
     done = []
-    for text in sources:
-        done.append(texts(lm, prefix + text, how)[0])
+    for text, one in zip(sources, each(lm, [prefix + text for text in sources], how), strict=True):
+        done.append(one)
         if done[-1].finish_reason == "length":
             click.echo(f"note: cut after {done[-1].new_tokens} tokens, before the end: {text[:60]!r}", err=True)
         if not as_json:

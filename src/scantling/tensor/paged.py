@@ -27,9 +27,11 @@ class Blocks:
     """
 
     def __init__(self, count: int, size: int) -> None:
-        for name, value in (("blocks", count), ("block size", size)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ScantlingInputError(f"{name} of the cache: {value!r}; a whole number of at least 1 is needed")
+        for name, value, least in (("blocks", count, 0), ("block size", size, 1)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ScantlingInputError(
+                    f"{name} of the cache: {value!r}; a whole number of at least {least} is needed"
+                )
         self.count, self.size = count, size
         self._holders = [0] * count
         self._fresh = list(range(count - 1, -1, -1))
