@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from scantling.benches.plan import Contender, Load
-from scantling.numbers.cache import cache_bytes, paged_bytes
+from scantling.numbers.cache import blocks_needed, cache_bytes, paged_bytes
 from scantling.numbers.flops import flops
 from scantling.numbers.reading import weights_read
 from scantling.parts.attention import Attention
@@ -90,7 +90,7 @@ def allocated(model: Transformer, who: Contender, load: Load) -> int | None:
         kept = cache_bytes(model, Workload(load.batch, padded(positions, ROWS)), "float32")
         return kept // d_head * padded(d_head, ROWS)
     if load.kind == "paged":
-        blocks = load.batch * -(-positions // BLOCK)
+        blocks = blocks_needed([positions] * load.batch, BLOCK)
         return paged_bytes(model, blocks, BLOCK, who.dtype, load.numbers)
     w = Workload(load.batch, load.tokens + 1, 0, load.prompt) if model.two_stacks else Workload(load.batch, positions)
     return cache_bytes(model, w, who.dtype, load.kind, load.numbers)
