@@ -128,8 +128,6 @@ def test_what_a_pair_of_stacks_does_not_do_is_said(name: str, options: Options, 
     lm, _ = loaded(name)
     with pytest.raises(sc.ScantlingInputError, match=f"{lm.card.name}.*{why}"):
         lm.generate([[5, 6, 7]], 4, options=options)
-    with pytest.raises(sc.ScantlingInputError, match=f"{lm.card.name} is an encoder-decoder; the engine batches"):
-        Engine(lm)
 
 
 @pytest.mark.parametrize("name", ENCODERS)

@@ -38,6 +38,7 @@ def command(
 ) -> None:
     """Write the target of each TEXT, the likeliest token at every step, or by beam search; one line per text.
 
+    Without beams or drafts up to 16 texts are decoded together, and each becomes what it becomes alone.
     Whatever an encoder-decoder was trained for: translations, summaries, answers.
     """
     from scantling.checkpoint.find import card_of
@@ -48,7 +49,7 @@ def command(
     from scantling.errors import need
 
     need("torch", "translate")
-    from scantling.generate.api import Asked, texts
+    from scantling.generate.api import Asked, each, texts
     from scantling.generate.sampling import Sampling
     from scantling.generate.settings import Options
     from scantling.loading import load, tokenizer_of
@@ -63,7 +64,9 @@ def command(
     for note in lm.notes:
         click.echo(f"note: {note}", err=True)
     done = []
-    made = (texts(lm, prefix + text, how)[0] for text in sources)
+    prefixed = [prefix + text for text in sources]
+    # Drafts are for one text at a time.
+    made = each(lm, prefixed, how) if drafting is None else (texts(lm, text, how)[0] for text in prefixed)
     for text, one in zip(sources, made, strict=True):
         done.append(one)
         if done[-1].finish_reason == "length":

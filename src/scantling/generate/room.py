@@ -38,6 +38,17 @@ def room(model: Model, prompt: int, max_new_tokens: int, reads_last: bool = Fals
     return min(max_new_tokens, context - prompt)
 
 
+def needed(model: Model, prompt: int, max_new_tokens: int) -> tuple[int, int]:
+    """Positions that a prompt of so many tokens and what is written come to at most: of the text, and of a source.
+
+    Raises:
+        ScantlingInputError: as `room`.
+    """
+    new = room(model, prompt, max_new_tokens)
+    # A target has one token before those that are written.
+    return (1 + new, prompt) if model.parts.two_stacks else (prompt + new, 0)
+
+
 def check_writes(model: Model) -> None:
     """Refuse a model that writes no text.
 
