@@ -14,10 +14,12 @@ from tests.test_cli import call
 from tests.test_translate import write_tokenizer
 
 import scantling as sc
+from scantling.generate.batching import Engine, Limits
 from scantling.generate.beam import Beams
 from scantling.generate.chat import Conversation, templated
 from scantling.generate.constrain import Shape
 from scantling.generate.engine import Options, complete
+from scantling.generate.request import Request
 from scantling.generate.sample import Sampling
 
 TEMPLATE = "{% for m in messages %}{{ m.content }} w3 {% endfor %}"
@@ -176,6 +178,13 @@ class TestShapes:
             assert len(found["name"]) <= 5
             assert done.finish_reason == "stop"
 
+    def test_a_text_that_is_cut_before_it_matches_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for limit, cut in (("2", True), ("9", False)):
+            args = ("generate", "The year is ", "--regex", "[0-9]{4}", "--max-new-tokens", limit)
+            status, out, err = call(capsys, *args)
+            assert (status, "note: cut after 2 tokens, before" in err) == (0, cut)
+            assert len(out.strip()) == (2 if cut else 4)
+
     def test_shapes_in_a_batch(self, smollm: Any) -> None:
         made = smollm.generate(["One ", "Another "], 8, options=Options(shape=Shape(regex="(yes|no)!")))
         assert set(made) <= {"yes!", "no!"}
@@ -184,9 +193,24 @@ class TestShapes:
         with pytest.raises(sc.ScantlingInputError, match="the regular expression cannot be followed"):
             complete(smollm, "a", 3, Sampling(), Options(shape=Shape(regex="[")))
 
-    @pytest.mark.parametrize("schema", ["{", '{"type": "nonsense"}', {"type": object()}])
+    @pytest.mark.parametrize(
+        ("regex", "why"), [(r"[^\s\S]", "no text matches it"), ("(a{1000}){1000}", "too many expressions")]
+    )
+    def test_what_the_library_gives_up_is_no_whole_text(self, smollm: Any, regex: str, why: str) -> None:
+        hopeless = Options(shape=Shape(regex=regex))
+        with pytest.raises(sc.ScantlingInputError, match=f"the regular expression cannot be followed: .*{why}"):
+            complete(smollm, "a", 3, Sampling(), hopeless)
+        engine = Engine(smollm, Limits(rows=2, positions=64))
+        good, bad = engine.submit(Request("Hello", 2)), engine.submit(Request("a", 3, options=hopeless))
+        engine.run()
+        assert good.text == smollm.generate("Hello", 2)
+        assert (bad.finish_reason, bad.text) == ("error", "")
+        with pytest.raises(sc.ScantlingInputError, match=why):
+            bad.result()
+
+    @pytest.mark.parametrize("schema", ["{", '{"type": "nonsense"}', {"type": object()}, '{"a":' * 50_000])
     def test_a_schema_that_is_none(self, smollm: Any, schema: Any) -> None:
-        with pytest.raises(sc.ScantlingInputError, match="JSON schema"):
+        with pytest.raises(sc.ScantlingInputError, match=r"^the JSON schema (is no|has|cannot be followed: Inv)"):
             complete(smollm, "a", 3, Sampling(), Options(shape=Shape(json_schema=schema)))
 
     def test_without_a_tokenizer_or_with_drafts(self) -> None:

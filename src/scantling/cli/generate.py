@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scantling.cli import drawing, engines, show
-from scantling.errors import ScantlingInputError, need
+from scantling.errors import ScantlingError, ScantlingInputError, need
 from scantling.units import bytes_text
 
 if TYPE_CHECKING:
@@ -50,9 +50,11 @@ ROWS = 16
 def command(prompt: str | None, **given: Any) -> None:
     """Continue PROMPT, streaming; then say what prefill and decode took, measured beside predicted.
 
-    Of an encoder-decoder, PROMPT is the source, and what it makes of it is printed.
+    Of an encoder-decoder, PROMPT is the source, and what it makes of it is printed. A PROMPT of - is read from standard
+    input, without the end of its last line.
     """
     prompts, out = given["prompts"], given["out"]
+    prompt = show.standard_input() if prompt == "-" else prompt
     if (prompts is None) != (out is None) or (prompts is None) == (prompt is None):
         raise ScantlingInputError("give a PROMPT, or --prompts FILE and --out FILE together")
     if prompt == "":
@@ -74,6 +76,8 @@ def command(prompt: str | None, **given: Any) -> None:
     text = templated(lm, [{"role": "user", "content": prompt}], "--chat") if given["chat"] else prompt
     made = _made(lm, text, given, sampling, options)
     why = [given["why"]] if given["why"] else []
+    if options.shape is not None and made[0].finish_reason == "length":
+        why.append(f"note: cut after {made[0].new_tokens} tokens, before what the text must match was at its end")
     if given["as_json"]:
         for line in why:
             click.echo(line, err=True)
@@ -90,7 +94,13 @@ def _made(lm: Model, text: str, given: dict[str, Any], sampling: Any, options: O
 
     beams, limit, count = drawing.beams(given["searched"]), given["max_new_tokens"], given["searched"]["best_of"]
     if beams is None and count == 1:
-        return [complete(lm, text, limit, sampling, options, show=None if given["as_json"] else _write)]
+        try:
+            return [complete(lm, text, limit, sampling, options, show=None if given["as_json"] else _write)]
+        except ScantlingError:
+            if sys.stdout.isatty():
+                # The sentence that follows has a line of its own, also behind half a text.
+                show.say()
+            raise
     need("torch", "search for the best text")
     from scantling.generate.api import Asked, texts
 
@@ -108,7 +118,8 @@ def _write(piece: str) -> None:
 def _many(lm: Model, given: dict[str, Any], sampling: Any, options: Options) -> None:
     """`--prompts FILE --out FILE`."""
     need("torch", "decode several prompts")
-    from scantling.generate.prompts import limits_for, read_prompts, run_prompts
+    from scantling.generate.prompt_lines import read_prompts
+    from scantling.generate.prompts import limits_for, run_prompts
     from scantling.generate.request import Request
     from scantling.generate.text import templated
 
@@ -128,6 +139,10 @@ def _many(lm: Model, given: dict[str, Any], sampling: Any, options: Options) -> 
 
 
 def _check_many(given: dict[str, Any], options: Options) -> None:
+    if not given["prompts"].exists():
+        raise ScantlingInputError(f"{given['prompts']}: cannot be read: no such file")
+    if not given["out"].parent.is_dir():
+        raise ScantlingInputError(f"{given['out']}: cannot be written: no such folder")
     one_by_one = {
         "--beams": given["searched"]["beams"] is not None,
         "--best-of": given["searched"]["best_of"] != 1,

@@ -75,6 +75,9 @@ class Asked:
 def generate(model: Model, prompt: Any, wanted: Wanted, attention_mask: Any) -> Any:
     """See `Model.generate`."""
     options = wanted.options
+    if isinstance(prompt, list | tuple):
+        # Rows may be tensors or arrays, also of unequal lengths.
+        prompt = [row.tolist() if hasattr(row, "tolist") else row for row in prompt]
     if isinstance(prompt, str):
         _no_mask(attention_mask, "a text has no padding")
         return texts(model, prompt, wanted)[0].text

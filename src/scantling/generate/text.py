@@ -38,6 +38,9 @@ def complete(
         ScantlingInputError: no tokenizer, an empty prompt, one that fills the context, or a limit below 1.
     """
     options = options or Options()
+    for name, given, kind in (("sampling", sampling, Sampling), ("options", options, Options)):
+        if not isinstance(given, kind):
+            raise ScantlingInputError(f"{name} is {given!r}; a scantling.generate.{kind.__name__} is needed")
     text = Text(encoded(model, prompt, max_new_tokens), max_new_tokens, Writer(model, options, show))
     if plain.is_enough(model, sampling, options):
         return text.made_of(model, plain.tokens(model, text.prompt, max_new_tokens), options)
