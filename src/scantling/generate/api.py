@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from scantling.errors import ScantlingInputError
@@ -98,7 +98,7 @@ def generate(model: Model, prompt: Any, wanted: Wanted, attention_mask: Any) -> 
     mask = checked_mask(model, ids, attention_mask)
     keep = {"attention_mask": mask, "ignore_eos": options.ignore_eos, "keeping": options.keeping}
     found = beam_search(model, ids, wanted.max_new_tokens, wanted.beams, wanted.sampling, **keep)  # type: ignore[arg-type]
-    return beam_rows(model, ids, found)[:1]
+    return beam_rows(model, ids, replace(found, hypotheses=found.hypotheses[:1]))
 
 
 def texts(model: Model, prompt: str, wanted: Wanted) -> list[Generation]:
