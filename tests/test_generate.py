@@ -383,6 +383,26 @@ def test_streamed_text_holds_back_what_may_become_a_stop_string(smollm: Any) -> 
     assert done.text == whole[: whole.find(stop)] == "".join(pieces)
 
 
+def test_a_stream_is_the_text_in_pieces(smollm: Any) -> None:
+    making, pieces = smollm.stream("Once upon a time", 9, stop=["mysterious"]), []
+    while True:
+        # What the caller computes between two pieces is the caller's own.
+        assert not torch.is_inference_mode_enabled()
+        try:
+            pieces.append(next(making))
+        except StopIteration as end:
+            made = end.value
+            break
+    assert len(pieces) > 1
+    assert "".join(pieces) == made.text == smollm.generate("Once upon a time", 9, stop=["mysterious"])
+    early = smollm.stream("Once upon a time", 9)
+    next(early)
+    early.close()
+    for prompt, limit in (("", 3), ("a", 0), ("a " * 9000, 3)):
+        with pytest.raises(sc.ScantlingInputError):
+            smollm.stream(prompt, limit)
+
+
 def test_empty_prompt_and_limits(smollm: Any) -> None:
     with pytest.raises(sc.ScantlingInputError, match="prompt is empty"):
         complete(smollm, "", 4, Sampling())

@@ -153,6 +153,29 @@ def test_one_sentence_for_every_wrong_setting(
     assert err.count("\n") == 1
 
 
+def test_a_prompt_from_standard_input(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = answer(capsys, tiny, "w5 w6", "--max-new-tokens", "4")
+    for text in ("w5 w6", "w5 w6\n", "w5 w6\r\n"):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        assert answer(capsys, tiny, "-", "--max-new-tokens", "4")["text"] == wanted["text"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"w5 \xff"), encoding="utf-8"))
+    status, out, err = call(capsys, "generate", "-", "-m", str(tiny))
+    assert (status, out, err) == (2, "", "error: standard input is not utf-8 at byte 3\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"w5 \xff"), encoding="utf-8"))
+    status, out, err = call(capsys, "chat", "-m", str(tiny))
+    assert (status, out) == (2, "")
+    assert "error: standard input is not utf-8" in err
+
+
+def test_a_message_behind_a_system_prompt(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = answer(capsys, tiny, "w5", "--chat", "--system", "w9", "--max-new-tokens", "4")
+    assert made["text"] == sc.load(tiny).generate("w9 w3 w5 w3 ", 4)
+    status, _, err = call(capsys, "generate", "w5", "--system", "w9", "-m", str(tiny))
+    assert (status, "--system is for --chat" in err) == (2, True)
+
+
 class TestShapes:
     def test_a_regular_expression_is_matched_whole(self, smollm: Any) -> None:
         shape = Shape(regex=r"[0-9]{4}-[0-9]{2}")
@@ -161,6 +184,8 @@ class TestShapes:
 
         assert re.fullmatch(r"[0-9]{4}-[0-9]{2}", done.text)
         assert done.finish_reason == "stop"
+        # Nothing more may come, so no step is spent on the end.
+        assert done.ids[-1] not in smollm.eos_ids
 
     def test_a_schema_is_followed_whatever_is_drawn(self, smollm: Any) -> None:
         schema = {

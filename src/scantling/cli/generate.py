@@ -31,6 +31,7 @@ ROWS = 16
 @drawing.sampling_options
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated.")
 @click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template, as a user's message.")
+@click.option("--system", metavar="TEXT", help="Of --chat: what stands before the message.")
 @click.option("--logprobs", type=int, metavar="N", help="With --json: each token's, and the N likeliest beside it.")
 @drawing.search_options
 @drawing.contrast_options
@@ -63,6 +64,8 @@ def command(prompt: str | None, **given: Any) -> None:
         raise ScantlingInputError("--rows is for --prompts FILE: one PROMPT is one row")
     if given["logprobs"] is not None and not given["as_json"]:
         raise ScantlingInputError("--logprobs goes with --json: they are not printed beside the text")
+    if given["system"] is not None and not given["chat"]:
+        raise ScantlingInputError("--system is for --chat: it stands before the message in the model's chat template")
     need("numpy", "generate text")
     sampling, options = drawing.sampling(given["drawn"]), drawing.options(given)
     if prompt is None:
@@ -71,9 +74,7 @@ def command(prompt: str | None, **given: Any) -> None:
     if prompt is None:
         _many(lm, given, sampling, options)
         return
-    from scantling.generate.text import templated
-
-    text = templated(lm, [{"role": "user", "content": prompt}], "--chat") if given["chat"] else prompt
+    text = _message(lm, prompt, given) if given["chat"] else prompt
     made = _made(lm, text, given, sampling, options)
     why = [given["why"]] if given["why"] else []
     if options.shape is not None and made[0].finish_reason == "length":
@@ -86,6 +87,14 @@ def command(prompt: str | None, **given: Any) -> None:
     show.say()
     for line in (*why, *report(lm, made[0], options)):
         click.echo(line, err=True)
+
+
+def _message(lm: Model, text: str, given: dict[str, Any]) -> str:
+    """A user's message in the model's chat template."""
+    from scantling.generate.text import templated
+
+    system = [] if given["system"] is None else [{"role": "system", "content": given["system"]}]
+    return templated(lm, [*system, {"role": "user", "content": text}], "--chat")
 
 
 def _made(lm: Model, text: str, given: dict[str, Any], sampling: Any, options: Options) -> list[Generation]:
@@ -121,10 +130,9 @@ def _many(lm: Model, given: dict[str, Any], sampling: Any, options: Options) -> 
     from scantling.generate.prompt_lines import read_prompts
     from scantling.generate.prompts import limits_for, run_prompts
     from scantling.generate.request import Request
-    from scantling.generate.text import templated
 
     default = Request("", given["max_new_tokens"], sampling, options)
-    prepared = (lambda text: templated(lm, [{"role": "user", "content": text}], "--chat")) if given["chat"] else None
+    prepared = (lambda text: _message(lm, text, given)) if given["chat"] else None
     by = " ".join(str(given[name]) for name in ("model", "revision") if given[name] or name == "model")
     rounded = f" {lm.packed.activations}" if lm.packed is not None and lm.packed.activations != "exact" else ""
     lines = read_prompts(given["prompts"], default, f"{by} {lm.dtype}{rounded}", prepared)
@@ -235,7 +243,7 @@ def _json(lm: Model, made: list[Generation], options: Options) -> dict[str, Any]
     }
     if options.logprobs is not None and done.logprobs is not None:
         found["logprobs"] = [
-            {"id": token.id, "logprob": token.logprob, "top": [{"id": i, "logprob": p} for i, p in token.top]}
+            {**_likely(lm, token.id, token.logprob), "top": [_likely(lm, *one) for one in token.top]}
             for token in done.logprobs
         ]
     if done.ledger is not None:
@@ -247,6 +255,11 @@ def _json(lm: Model, made: list[Generation], options: Options) -> dict[str, Any]
     if len(made) > 1:
         found["texts"] = [one.text for one in made]
     return found
+
+
+def _likely(lm: Model, token: int, logprob: float) -> dict[str, Any]:
+    assert lm.tokenizer is not None
+    return {"id": token, "token": lm.tokenizer.token(token), "logprob": logprob}
 
 
 def report(lm: Model, done: Generation, options: Options) -> list[str]:

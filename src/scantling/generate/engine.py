@@ -130,6 +130,7 @@ def begun(model: Model, ids: Tensor, mask: Tensor | None, shape: Shape | None = 
     return [History(row, constraint=None if shape is None else shape.start(model.tokenizer, ends)) for row in prompts]
 
 
+@inference_mode()
 def one_by_one(
     model: Model, prompt: list[int], max_new_tokens: int, sampling: Sampling, options: Options
 ) -> Iterator[Chosen]:
