@@ -204,6 +204,20 @@ def test_a_disk_that_is_full_loses_and_repeats_nothing(
     assert set(rows(out)) == set(range(5))
 
 
+def test_a_prompt_that_fails_leaves_the_others(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = {"prompt": "w5", "logit_bias": {"500": 1}}
+    source, out = write(tmp_path / "in.jsonl", ["w7", bad, *WORDS, bad]), tmp_path / "out.jsonl"
+    args = ("generate", "--prompts", str(source), "--out", str(out), "-m", str(folder), "--max-new-tokens", "3")
+    for _ in range(2):
+        status, text, err = call(capsys, *args, "--rows", "2")
+        assert (status, text) == (2, "")
+        assert f"error: {source}, line 2: logit_bias names token 500" in err
+        assert f"(2 of 8 prompts failed; {out} has the others)" in err
+        assert set(rows(out)) == {0, 2, 3, 4, 5, 6}
+
+
 def test_two_runs_do_not_write_one_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fcntl = pytest.importorskip("fcntl")
     source, out = write(tmp_path / "in.jsonl", WORDS[:2]), tmp_path / "out.jsonl"

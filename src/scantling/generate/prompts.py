@@ -6,19 +6,21 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from scantling.errors import ScantlingError, ScantlingInputError
 from scantling.generate.batching import Engine, Limits
 from scantling.generate.prompt_lines import Line
-from scantling.generate.request import Handle
 from scantling.generate.room import encoded, room
 from scantling.generate.settings import Generation
 from scantling.generate.text import complete
 
 if TYPE_CHECKING:
     from scantling.model import Model
+
+T = TypeVar("T")
 
 
 def limits_for(model: Model, lines: list[Line], rows: int) -> Limits:
@@ -102,16 +104,21 @@ def run_prompts(
         progress: called with lines done, lines in all and new tokens so far.
 
     Raises:
-        ScantlingInputError: the output is not this input's, or a prompt cannot be done.
+        ScantlingInputError: the output is not this input's, or a prompt cannot be done; all others are then written.
     """
     with _appending(out) as file:
         done = done_already(out, lines)
-        left, tokens = [line for line in lines if line.index not in done], 0
+        left, tokens, failed = [line for line in lines if line.index not in done], 0, list[str]()
         for count, (line, made) in enumerate(_made(model, left, limits), 1):
-            _write(file, line, made)
-            tokens += made.new_tokens
+            if isinstance(made, ScantlingError):
+                failed.append(f"{line.place}: {made}")
+            else:
+                _write(file, line, made)
+                tokens += made.new_tokens
             if progress:
                 progress(len(done) + count, len(lines), tokens)
+    if failed:
+        raise ScantlingInputError(f"{failed[0]} ({len(failed)} of {len(lines)} prompts failed; {out} has the others)")
     return len(left), len(done)
 
 
@@ -137,13 +144,14 @@ def _appending(out: Path) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _made(model: Model, lines: list[Line], limits: Limits | None) -> Iterator[tuple[Line, Generation]]:
-    """Each line with its text, in the order in which they end."""
+def _made(model: Model, lines: list[Line], limits: Limits | None) -> Iterator[tuple[Line, Generation | ScantlingError]]:
+    """Each line with its text or what went wrong, in the order in which they end."""
     if model.parts.two_stacks:
         for line in lines:
             request = line.request
             assert isinstance(request.prompt, str)
-            yield line, complete(model, request.prompt, request.max_new_tokens, request.sampling, request.options)
+            how = (request.max_new_tokens, request.sampling, request.options)
+            yield line, _tried(partial(complete, model, request.prompt, *how))
         return
     engine, pending = Engine(model, limits), dict[int, Line]()
     waiting = iter(lines)
@@ -155,24 +163,20 @@ def _made(model: Model, lines: list[Line], limits: Limits | None) -> Iterator[tu
             if following is None:
                 more = False
                 break
-            pending[_sent(engine, following).number] = following
+            sent = _tried(partial(engine.submit, following.request))
+            if isinstance(sent, ScantlingError):
+                yield following, sent
+            else:
+                pending[sent.number] = following
         for handle in engine.step():
-            line = pending.pop(handle.number)
-            yield line, _of(line, handle)
+            yield pending.pop(handle.number), _tried(handle.result)
 
 
-def _sent(engine: Engine, line: Line) -> Handle:
+def _tried(make: Callable[[], T]) -> T | ScantlingError:
     try:
-        return engine.submit(line.request)
-    except ScantlingInputError as error:
-        raise ScantlingInputError(f"{line.place}: {error}") from None
-
-
-def _of(line: Line, handle: Handle) -> Generation:
-    try:
-        return handle.result()
+        return make()
     except ScantlingError as error:
-        raise ScantlingInputError(f"{line.place}: {error}") from None
+        return error
 
 
 def _write(file: IO[bytes], line: Line, made: Generation) -> None:
