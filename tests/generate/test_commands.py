@@ -90,6 +90,8 @@ def test_best_of_and_log_probabilities(tiny: Path, capsys: pytest.CaptureFixture
     assert best["text"] == max(each, key=mean)["text"]
     assert len(best["texts"]) == 4
     assert all(len(token["top"]) == 2 for token in best["logprobs"])
+    assert " ".join(token["token"] for token in best["logprobs"]) == best["text"]
+    assert all(one["token"] == f"w{one['id']}" for token in best["logprobs"] for one in token["top"] if one["id"] > 1)
 
 
 @pytest.mark.parametrize("kind", ["full", "ring"])

@@ -174,7 +174,8 @@ def _progress() -> Callable[[int, int, int], None]:
             return
         last[0] = now
         line = f"{done} of {count} prompts, {tokens} tokens, {tokens / (now - began):.1f} tokens/s"
-        click.echo(f"\r{line}" if tty else line, err=True, nl=not tty or done == count)
+        # A shorter line leaves nothing of the one before.
+        click.echo(f"\r{line:<79}" if tty else line, err=True, nl=not tty or done == count)
 
     return say
 
@@ -242,8 +243,16 @@ def _json(lm: Model, made: list[Generation], options: Options) -> dict[str, Any]
         "predicted": predicted(lm, done, options),
     }
     if options.logprobs is not None and done.logprobs is not None:
+        assert lm.tokenizer is not None
+        # As the vocabulary spells them; an id may stand for none.
+        spelt = lm.tokenizer.tokens()
         found["logprobs"] = [
-            {**_likely(lm, token.id, token.logprob), "top": [_likely(lm, *one) for one in token.top]}
+            {
+                "id": token.id,
+                "token": spelt[token.id],
+                "logprob": token.logprob,
+                "top": [{"id": i, "token": spelt[i], "logprob": p} for i, p in token.top],
+            }
             for token in done.logprobs
         ]
     if done.ledger is not None:
@@ -255,11 +264,6 @@ def _json(lm: Model, made: list[Generation], options: Options) -> dict[str, Any]
     if len(made) > 1:
         found["texts"] = [one.text for one in made]
     return found
-
-
-def _likely(lm: Model, token: int, logprob: float) -> dict[str, Any]:
-    assert lm.tokenizer is not None
-    return {"id": token, "token": lm.tokenizer.token(token), "logprob": logprob}
 
 
 def report(lm: Model, done: Generation, options: Options) -> list[str]:
