@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -254,3 +255,23 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert "llama-2-70b" in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("args", [["--help"], ["count", "--help"], ["trace", "tiny"]])
+def test_the_status_of_a_command_whose_reader_left_is_that_of_success(args: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as gone:
+        done = subprocess.run([sys.executable, "-m", "scantling", *args], stdout=gone, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_standard_output_that_lacks_a_character() -> None:
+    table = [sys.executable, "-m", "scantling", "parts", "tiny"]
+    wide, ascii_ = (
+        subprocess.run(table, capture_output=True, check=True, env={**os.environ, "PYTHONIOENCODING": name}).stdout
+        for name in ("utf-8", "ascii")
+    )
+    assert not wide.isascii()
+    assert ascii_.isascii()
+    assert b"attention" in ascii_

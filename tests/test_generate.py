@@ -15,6 +15,7 @@ import scantling as sc
 from scantling.generate import sample
 from scantling.generate.engine import Options, complete
 from scantling.generate.processors import filtered
+from scantling.generate.request import Request
 from scantling.generate.sample import Sampling, choose
 from scantling.generate.stops import StopFilter
 
@@ -157,6 +158,37 @@ def test_end_of_text_of_the_config_ends_rows() -> None:
 def test_settings_of_another_kind_are_refused(lm: Any, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(sc.ScantlingInputError, match=words):
         lm.generate([5, 6], **{"max_new_tokens": 3, **settings})
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Options(contrastive=4), "contrastive is 4; a scantling.generate.Contrastive"),  # type: ignore[arg-type]
+        (lambda: Options(keeping="ring"), "keeping is 'ring'; a scantling.generate.Keeping"),  # type: ignore[arg-type]
+        (lambda: Options(shape="a+"), "shape is 'a.'; a scantling.generate.Shape"),  # type: ignore[arg-type]
+        (lambda: Options(drafting=3), "drafting is 3; a scantling.generate.Drafting"),  # type: ignore[arg-type]
+        (lambda: Options(ignore_eos="no"), "ignore_eos is 'no'; True or False"),  # type: ignore[arg-type]
+        (lambda: Request("a", 3, {"top_k": 2}), "sampling is {'top_k': 2}; a scantling.generate.Sampling"),  # type: ignore[arg-type]
+        (lambda: Request("a", 3, options=None), "options is None; a scantling.generate.Options"),  # type: ignore[arg-type]
+        (lambda: Sampling(logit_bias=((5, 1.0), (5, 2.0))), "names token 5 twice"),
+    ],
+)
+def test_records_of_another_kind_are_refused(make: Any, words: str) -> None:
+    with pytest.raises(sc.ScantlingInputError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("limit", [None, "3", 3.0, True, -1])
+@pytest.mark.parametrize("prompt", ["a", ["a", "b"], [[5]], [[5], [6, 7]]])
+def test_limits_that_are_none_are_refused(lm: Any, smollm: Any, limit: Any, prompt: Any) -> None:
+    model = smollm if "a" in prompt else lm
+    with pytest.raises(sc.ScantlingInputError, match=r"max_new_tokens is .*; a whole number of at least"):
+        model.generate(prompt, limit)
+
+
+def test_rows_may_be_tensors_of_unequal_lengths(lm: Any) -> None:
+    rows = [[5], [6, 7]]
+    assert lm.generate([torch.tensor(row) for row in rows], 3) == lm.generate(rows, 3)
 
 
 def test_settings_that_would_be_ignored_are_refused(lm: Any, smollm: Any) -> None:
@@ -349,6 +381,26 @@ def test_streamed_text_holds_back_what_may_become_a_stop_string(smollm: Any) -> 
     done = complete(smollm, "The capital of France is", 12, Sampling(), Options(stop=[stop]), show=pieces.append)
     assert done.finish_reason == "stop"
     assert done.text == whole[: whole.find(stop)] == "".join(pieces)
+
+
+def test_a_stream_is_the_text_in_pieces(smollm: Any) -> None:
+    making, pieces = smollm.stream("Once upon a time", 9, stop=["mysterious"]), []
+    while True:
+        # What the caller computes between two pieces is the caller's own.
+        assert not torch.is_inference_mode_enabled()
+        try:
+            pieces.append(next(making))
+        except StopIteration as end:
+            made = end.value
+            break
+    assert len(pieces) > 1
+    assert "".join(pieces) == made.text == smollm.generate("Once upon a time", 9, stop=["mysterious"])
+    early = smollm.stream("Once upon a time", 9)
+    next(early)
+    early.close()
+    for prompt, limit in (("", 3), ("a", 0), ("a " * 9000, 3)):
+        with pytest.raises(sc.ScantlingInputError):
+            smollm.stream(prompt, limit)
 
 
 def test_empty_prompt_and_limits(smollm: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from scantling.generate.compiled import Compiled
     from scantling.generate.packed import PackedWeights
     from scantling.generate.sampling import Sampling
-    from scantling.generate.settings import Options
+    from scantling.generate.settings import Generation, Options
 
 Ids = Any
 """Token ids: a list of ints (one row), a list of equal lists, or an integer tensor (T) or (B, T)."""
@@ -273,6 +273,31 @@ class Model:
         asked = Asked(temperature, top_k, top_p, min_p, seed, stop, ignore_eos)
         wanted = asked.wanted(max_new_tokens, sampling, options, beams, best_of)
         return generate(self, prompt, wanted, attention_mask)
+
+    def stream(
+        self,
+        prompt: str,
+        max_new_tokens: int = 20,
+        *,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+        sampling: Sampling | None = None,
+        options: Options | None = None,
+    ) -> Generator[str, None, Generation]:
+        """The text that `generate` makes of one prompt, in pieces, each as soon as it is certain.
+
+        The model goes on when the next piece is asked for, and not before. The value of the generator is a `Generation`
+        with everything about the text.
+
+        Raises:
+            ScantlingInputError: as `generate`; what is wrong with the prompt and the limit before a piece is asked for.
+        """
+        from scantling.generate.api import Asked
+        from scantling.generate.text import streamed
+
+        wanted = Asked(temperature, seed=seed, stop=stop).wanted(max_new_tokens, sampling, options, None, 1)
+        return streamed(self, prompt, max_new_tokens, wanted.sampling, wanted.options)
 
     def pack(self, width: str = "stored", activations: str = "exact") -> None:
         """Decode through the compiled pass from now on: weights in tiles, no Python inside a token.

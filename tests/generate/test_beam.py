@@ -95,6 +95,20 @@ def test_blocking_and_penalties_equal_the_originals(n: int, penalty: float) -> N
     assert torch.equal(beam_rows(lm, ids, made)[:1], theirs)
 
 
+@pytest.mark.parametrize("alpha", [-1.0, 0.0, 1.0])
+@pytest.mark.parametrize("early", [False, True])
+def test_the_best_row_ends_where_the_originals_ends(alpha: float, early: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = GOLDEN / "tiny" / "llama-gqa"
+    original, ids = transformers.AutoModelForCausalLM.from_pretrained(folder), torch.tensor([[5, 9, 11, 5]])
+    settings = {"num_beams": 3, "max_new_tokens": 25, "do_sample": False, "pad_token_id": 0}
+    settings |= {"length_penalty": alpha, "early_stopping": early, "eos_token_id": [1, 2]}
+    theirs = original.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+    lm = sc.load(folder)
+    lm.eos_ids = frozenset({1, 2})
+    assert torch.equal(lm.generate(ids, 25, beams=Beams(3, alpha, early)), theirs)
+
+
 @pytest.mark.parametrize("kind", ["ring", "int8"])
 def test_beams_over_another_cache(kind: str) -> None:
     lm, ids = sc.load(GOLDEN / "tiny" / "mistral-swa"), IOS["mistral-swa"]["gen_input_ids"][:1]

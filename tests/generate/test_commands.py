@@ -14,10 +14,12 @@ from tests.test_cli import call
 from tests.test_translate import write_tokenizer
 
 import scantling as sc
+from scantling.generate.batching import Engine, Limits
 from scantling.generate.beam import Beams
 from scantling.generate.chat import Conversation, templated
 from scantling.generate.constrain import Shape
 from scantling.generate.engine import Options, complete
+from scantling.generate.request import Request
 from scantling.generate.sample import Sampling
 
 TEMPLATE = "{% for m in messages %}{{ m.content }} w3 {% endfor %}"
@@ -88,6 +90,8 @@ def test_best_of_and_log_probabilities(tiny: Path, capsys: pytest.CaptureFixture
     assert best["text"] == max(each, key=mean)["text"]
     assert len(best["texts"]) == 4
     assert all(len(token["top"]) == 2 for token in best["logprobs"])
+    assert " ".join(token["token"] for token in best["logprobs"]) == best["text"]
+    assert all(one["token"] == f"w{one['id']}" for token in best["logprobs"] for one in token["top"] if one["id"] > 1)
 
 
 @pytest.mark.parametrize("kind", ["full", "ring"])
@@ -160,6 +164,29 @@ def test_one_sentence_for_every_wrong_setting(
     assert err.count("\n") == 1
 
 
+def test_a_prompt_from_standard_input(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = answer(capsys, tiny, "w5 w6", "--max-new-tokens", "4")
+    for text in ("w5 w6", "w5 w6\n", "w5 w6\r\n"):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        assert answer(capsys, tiny, "-", "--max-new-tokens", "4")["text"] == wanted["text"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"w5 \xff"), encoding="utf-8"))
+    status, out, err = call(capsys, "generate", "-", "-m", str(tiny))
+    assert (status, out, err) == (2, "", "error: standard input is not utf-8 at byte 3\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"w5 \xff"), encoding="utf-8"))
+    status, out, err = call(capsys, "chat", "-m", str(tiny))
+    assert (status, out) == (2, "")
+    assert "error: standard input is not utf-8" in err
+
+
+def test_a_message_behind_a_system_prompt(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = answer(capsys, tiny, "w5", "--chat", "--system", "w9", "--max-new-tokens", "4")
+    assert made["text"] == sc.load(tiny).generate("w9 w3 w5 w3 ", 4)
+    status, _, err = call(capsys, "generate", "w5", "--system", "w9", "-m", str(tiny))
+    assert (status, "--system is for --chat" in err) == (2, True)
+
+
 class TestShapes:
     def test_a_regular_expression_is_matched_whole(self, smollm: Any) -> None:
         shape = Shape(regex=r"[0-9]{4}-[0-9]{2}")
@@ -168,6 +195,8 @@ class TestShapes:
 
         assert re.fullmatch(r"[0-9]{4}-[0-9]{2}", done.text)
         assert done.finish_reason == "stop"
+        # Nothing more may come, so no step is spent on the end.
+        assert done.ids[-1] not in smollm.eos_ids
 
     def test_a_schema_is_followed_whatever_is_drawn(self, smollm: Any) -> None:
         schema = {
@@ -185,6 +214,13 @@ class TestShapes:
             assert len(found["name"]) <= 5
             assert done.finish_reason == "stop"
 
+    def test_a_text_that_is_cut_before_it_matches_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for limit, cut in (("2", True), ("9", False)):
+            args = ("generate", "The year is ", "--regex", "[0-9]{4}", "--max-new-tokens", limit)
+            status, out, err = call(capsys, *args)
+            assert (status, "note: cut after 2 tokens, before" in err) == (0, cut)
+            assert len(out.strip()) == (2 if cut else 4)
+
     def test_shapes_in_a_batch(self, smollm: Any) -> None:
         made = smollm.generate(["One ", "Another "], 8, options=Options(shape=Shape(regex="(yes|no)!")))
         assert set(made) <= {"yes!", "no!"}
@@ -193,9 +229,24 @@ class TestShapes:
         with pytest.raises(sc.ScantlingInputError, match="the regular expression cannot be followed"):
             complete(smollm, "a", 3, Sampling(), Options(shape=Shape(regex="[")))
 
-    @pytest.mark.parametrize("schema", ["{", '{"type": "nonsense"}', {"type": object()}])
+    @pytest.mark.parametrize(
+        ("regex", "why"), [(r"[^\s\S]", "no text matches it"), ("(a{1000}){1000}", "too many expressions")]
+    )
+    def test_what_the_library_gives_up_is_no_whole_text(self, smollm: Any, regex: str, why: str) -> None:
+        hopeless = Options(shape=Shape(regex=regex))
+        with pytest.raises(sc.ScantlingInputError, match=f"the regular expression cannot be followed: .*{why}"):
+            complete(smollm, "a", 3, Sampling(), hopeless)
+        engine = Engine(smollm, Limits(rows=2, positions=64))
+        good, bad = engine.submit(Request("Hello", 2)), engine.submit(Request("a", 3, options=hopeless))
+        engine.run()
+        assert good.text == smollm.generate("Hello", 2)
+        assert (bad.finish_reason, bad.text) == ("error", "")
+        with pytest.raises(sc.ScantlingInputError, match=why):
+            bad.result()
+
+    @pytest.mark.parametrize("schema", ["{", '{"type": "nonsense"}', {"type": object()}, '{"a":' * 50_000])
     def test_a_schema_that_is_none(self, smollm: Any, schema: Any) -> None:
-        with pytest.raises(sc.ScantlingInputError, match="JSON schema"):
+        with pytest.raises(sc.ScantlingInputError, match=r"^the JSON schema (is no|has|cannot be followed: Inv)"):
             complete(smollm, "a", 3, Sampling(), Options(shape=Shape(json_schema=schema)))
 
     def test_without_a_tokenizer_or_with_drafts(self) -> None:

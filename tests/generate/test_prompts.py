@@ -64,7 +64,8 @@ def test_each_line_gives_what_it_gives_alone(folder: Path, tmp_path: Path, capsy
 
 
 def test_a_kill_at_any_byte_loses_and_repeats_nothing(folder: Path, tmp_path: Path) -> None:
-    from scantling.generate.prompts import limits_for, read_prompts, run_prompts
+    from scantling.generate.prompt_lines import read_prompts
+    from scantling.generate.prompts import limits_for, run_prompts
     from scantling.generate.request import Request
 
     lm, out = sc.load(folder), tmp_path / "out.jsonl"
@@ -123,20 +124,26 @@ def test_sources_of_an_encoder_decoder(tmp_path: Path, capsys: pytest.CaptureFix
     [
         ("", "no prompt"),
         ("{", "line 1: no JSON"),
+        ('{"prompt": "w5", "id": NaN}', "line 1: no JSON: NaN"),
+        ('"w5"\n{"prompt": "w5", "id": "\\ud800"}', "line 2: no JSON: half of a surrogate pair"),
+        ("[" * 100_000, "line 1: brackets nested too deeply"),
+        (b'"w5"\n"\xff"', "not UTF-8 at byte 6"),
+        ('{"prompt": "w5", "logit_bias": {"five": 1}}', "line 1: logit_bias gives 1 to 'five'"),
+        ('{"prompt": "w5", "repetition_penalty": 0}', "line 1: repetition_penalty is 0"),
         ('"a"\n5\n', "line 2: a JSON string, or an object"),
         ('{"prompt": 5}', "line 1: a JSON string, or an object"),
         ('{"prompt": "w5", "tempreature": 1}', "unknown key 'tempreature'"),
         ('{"prompt": "w5", "temperature": -1}', "line 1: temperature is -1"),
         ('{"prompt": "w5", "max_new_tokens": 0}', "max_new_tokens is 0"),
         ('{"prompt": "w5", "stop": [""]}', "stop is"),
-        ('"w5"\n""\n', "prompt 1: the prompt is empty"),
-        (json.dumps("w5 " * 70), "prompt 0: the prompt has 71 tokens and the context holds 64"),
+        ('"w5"\n""\n', "in.jsonl, line 2: the prompt is empty"),
+        (json.dumps("w5 " * 70), "in.jsonl, line 1: the prompt has 71 tokens and the context holds 64"),
     ],
 )
 def test_files_that_are_no_prompts(
-    content: str, words: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: str | bytes, words: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "in.jsonl").write_text(content)
+    (tmp_path / "in.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
     out = tmp_path / "out.jsonl"
     status, text, err = call(
         capsys, "generate", "--prompts", str(tmp_path / "in.jsonl"), "--out", str(out), "-m", str(folder)
@@ -144,6 +151,103 @@ def test_files_that_are_no_prompts(
     assert (status, text) == (2, "")
     assert words in err
     assert not out.exists()
+
+
+def test_a_mark_of_the_byte_order_and_ends_of_lines_are_no_text(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = []
+    for name, content in (("plain", b'"w5"\n"w7"\n'), ("other", b'\xef\xbb\xbf"w5"\r\n\r\n"w7"\r\n')):
+        (tmp_path / name).write_bytes(content)
+        out = tmp_path / f"{name}.out"
+        args = ("generate", "--prompts", str(tmp_path / name), "--out", str(out), "-m", str(folder))
+        assert call(capsys, *args, "--max-new-tokens", "3")[0] == 0
+        found.append(rows(out))
+    assert found[0] == found[1]
+
+
+def test_a_line_may_have_every_setting_of_the_draw(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from scantling.generate.sampling import Sampling
+
+    settings = {"repetition_penalty": 1.7, "no_repeat_ngram": 2, "presence_penalty": 0.5, "typical_p": 0.9}
+    own = {"prompt": "w5 w6", **settings, "logit_bias": {"11": 2.5, "9": -100}}
+    source, out = write(tmp_path / "in.jsonl", [own]), tmp_path / "out.jsonl"
+    args = ("generate", "--prompts", str(source), "--out", str(out), "-m", str(folder), "--max-new-tokens", "12")
+    assert call(capsys, *args)[0] == 0
+    how = Sampling(**settings, logit_bias={11: 2.5, 9: -100})  # type: ignore[arg-type]
+    lm = sc.load(folder)
+    assert rows(out)[0]["text"] == lm.generate("w5 w6", 12, sampling=how) != lm.generate("w5 w6", 12)
+
+
+def test_prompts_whose_names_changed_are_others(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    args = ("generate", "--prompts", str(tmp_path / "in.jsonl"), "--out", str(out), "-m", str(folder))
+    for id_, status in (("a", 0), ("b", 2), ("a", 0)):
+        write(tmp_path / "in.jsonl", [{"prompt": "w5", "id": id_, "max_new_tokens": 2}])
+        assert call(capsys, *args)[0] == status
+        assert rows(out)[0]["id"] == "a"
+
+
+def test_a_disk_that_is_full_loses_and_repeats_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resource = pytest.importorskip("resource")
+    source, out = write(tmp_path / "in.jsonl", WORDS), tmp_path / "out.jsonl"
+    args = ("generate", "--prompts", str(source), "--out", str(out), "-m", str(folder), "--max-new-tokens", "4")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, before[1]))
+    try:
+        status, _, err = call(capsys, *args)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert status == 2
+    assert f"{out}: cannot be written: File too large; its lines stay" in err
+    assert out.stat().st_size == 300
+    there = out.read_bytes().count(b"\n")
+    status, _, err = call(capsys, *args)
+    assert f"{5 - there} written to {out}, {there} were there" in err
+    assert set(rows(out)) == set(range(5))
+
+
+def test_a_prompt_that_fails_leaves_the_others(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = {"prompt": "w5", "logit_bias": {"500": 1}}
+    source, out = write(tmp_path / "in.jsonl", ["w7", bad, *WORDS, bad]), tmp_path / "out.jsonl"
+    args = ("generate", "--prompts", str(source), "--out", str(out), "-m", str(folder), "--max-new-tokens", "3")
+    for _ in range(2):
+        status, text, err = call(capsys, *args, "--rows", "2")
+        assert (status, text) == (2, "")
+        assert f"error: {source}, line 2: logit_bias names token 500" in err
+        assert f"(2 of 8 prompts failed; {out} has the others)" in err
+        assert set(rows(out)) == {0, 2, 3, 4, 5, 6}
+
+
+def test_two_runs_do_not_write_one_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    source, out = write(tmp_path / "in.jsonl", WORDS[:2]), tmp_path / "out.jsonl"
+    args = ("generate", "--prompts", str(source), "--out", str(out), "-m", str(folder), "--max-new-tokens", "2")
+    with out.open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        status, _, err = call(capsys, *args)
+        assert (status, "another run writes it" in err) == (2, True)
+        assert out.read_bytes() == b""
+    assert call(capsys, *args)[0] == 0
+
+
+def test_an_output_is_a_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write(tmp_path / "in.jsonl", WORDS[:2])
+    for out, words in (
+        ("/dev/full", "a file is needed"),
+        (str(tmp_path), "a file is needed"),
+        (str(tmp_path / "none" / "out.jsonl"), "no such folder"),
+    ):
+        status, _, err = call(capsys, "generate", "--prompts", str(source), "--out", out, "-m", str(folder))
+        assert (status, words in err, err.count("\n")) == (2, True, 1)
 
 
 def test_an_output_of_something_else_is_left_alone(
@@ -183,9 +287,9 @@ def test_the_file_of_prompts_is_not_written_over(
         (("text", "--prompts", "a", "--out", "b"), "give a PROMPT, or --prompts FILE and --out FILE together"),
         ((), "give a PROMPT, or --prompts FILE and --out FILE together"),
         (("--prompts", "no-such", "--out", "b"), "no-such: cannot be read"),
-        (("--prompts", "a", "--out", "b", "--beams", "2"), "--beams is for one PROMPT"),
-        (("--prompts", "a", "--out", "b", "--draft-lookup", "2"), "--draft-... is for one PROMPT"),
-        (("--prompts", "a", "--out", "b", "--cache", "ring"), "--cache is for one PROMPT"),
+        (("--prompts", "/dev/null", "--out", "b", "--beams", "2"), "--beams is for one PROMPT"),
+        (("--prompts", "/dev/null", "--out", "b", "--draft-lookup", "2"), "--draft-... is for one PROMPT"),
+        (("--prompts", "/dev/null", "--out", "b", "--cache", "ring"), "--cache is for one PROMPT"),
     ],
 )
 def test_wrong_usage(args: tuple[str, ...], words: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,6 +144,9 @@ def test_the_best_of_several_is_first(smollm: Any) -> None:
     ]
     assert [one.ids for one in made] == [one.ids for one in sorted(alone, key=lambda one: -mean_logprob(one))]
     assert len({tuple(one.ids) for one in made}) == 3
+    negative = best_of(smollm, "Once", 3, Sampling(temperature=1.2, seed=-1), Options(), 2)
+    alone = [complete(smollm, "Once", 3, Sampling(temperature=1.2, seed=seed)) for seed in (-1, 0)]
+    assert {tuple(one.ids) for one in negative} == {tuple(one.ids) for one in alone}
     with pytest.raises(sc.ScantlingInputError, match="temperature 0 gives one text"):
         best_of(smollm, "Once", 5, Sampling(), Options(), 2)
     with pytest.raises(sc.ScantlingInputError, match="best_of is 0"):

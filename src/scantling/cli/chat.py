@@ -48,10 +48,17 @@ def command(**given: Any) -> None:
     while True:
         if tty:
             click.echo("> ", err=True, nl=False)
-        line = sys.stdin.readline()
+        line = _line()
         if not line or line.strip() == "/exit":
             return
         _turn(talk, line.rstrip("\r\n"), given["as_json"], tty)
+
+
+def _line() -> str:
+    try:
+        return sys.stdin.readline()
+    except UnicodeDecodeError as error:
+        raise ScantlingInputError(f"standard input is not {error.encoding}: {error.reason}") from None
 
 
 def _turn(talk: Conversation, line: str, as_json: bool, tty: bool) -> None:

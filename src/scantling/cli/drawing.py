@@ -81,7 +81,7 @@ def sampling(drawn: dict[str, Any]) -> Sampling:
     """
     from scantling.generate.sampling import Sampling
 
-    made = Sampling(**{**drawn, "logit_bias": dict(_bias(pair) for pair in drawn["logit_bias"])})
+    made = Sampling(**{**drawn, "logit_bias": tuple(_bias(pair) for pair in drawn["logit_bias"])})
     narrowing = ("top_k", "min_p", "epsilon_cutoff", "eta_cutoff")
     idle = [name for name in narrowing if drawn[name]]
     idle += [name for name in ("top_p", "typical_p") if drawn[name] < 1]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scantling.cli import drawing, engines, show
-from scantling.errors import ScantlingInputError, need
+from scantling.errors import ScantlingError, ScantlingInputError, need
 from scantling.units import bytes_text
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ ROWS = 16
 @drawing.sampling_options
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated.")
 @click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template, as a user's message.")
+@click.option("--system", metavar="TEXT", help="Of --chat: what stands before the message.")
 @click.option("--logprobs", type=int, metavar="N", help="With --json: each token's, and the N likeliest beside it.")
 @drawing.search_options
 @drawing.contrast_options
@@ -49,9 +50,11 @@ ROWS = 16
 def command(prompt: str | None, **given: Any) -> None:
     """Continue PROMPT, streaming; then say what prefill and decode took, measured beside predicted.
 
-    Of an encoder-decoder, PROMPT is the source, and what it makes of it is printed.
+    Of an encoder-decoder, PROMPT is the source, and what it makes of it is printed. A PROMPT of - is read from standard
+    input, without the end of its last line.
     """
     prompts, out = given["prompts"], given["out"]
+    prompt = show.standard_input() if prompt == "-" else prompt
     if (prompts is None) != (out is None) or (prompts is None) == (prompt is None):
         raise ScantlingInputError("give a PROMPT, or --prompts FILE and --out FILE together")
     if prompt == "":
@@ -60,6 +63,8 @@ def command(prompt: str | None, **given: Any) -> None:
         raise ScantlingInputError("--rows is for --prompts FILE: one PROMPT is one row")
     if given["logprobs"] is not None and not given["as_json"]:
         raise ScantlingInputError("--logprobs goes with --json: they are not printed beside the text")
+    if given["system"] is not None and not given["chat"]:
+        raise ScantlingInputError("--system is for --chat: it stands before the message in the model's chat template")
     need("numpy", "generate text")
     sampling, options = drawing.sampling(given["drawn"]), drawing.options(given)
     if prompt is None:
@@ -68,11 +73,11 @@ def command(prompt: str | None, **given: Any) -> None:
     if prompt is None:
         _many(lm, given, sampling, options)
         return
-    from scantling.generate.text import templated
-
-    text = templated(lm, [{"role": "user", "content": prompt}], "--chat") if given["chat"] else prompt
+    text = _message(lm, prompt, given) if given["chat"] else prompt
     made = _made(lm, text, given, sampling, options)
     why = [given["why"]] if given["why"] else []
+    if options.shape is not None and made[0].finish_reason == "length":
+        why.append(f"note: cut after {made[0].new_tokens} tokens, before what the text must match was at its end")
     if given["as_json"]:
         for line in why:
             click.echo(line, err=True)
@@ -83,13 +88,27 @@ def command(prompt: str | None, **given: Any) -> None:
         click.echo(line, err=True)
 
 
+def _message(lm: Model, text: str, given: dict[str, Any]) -> str:
+    """A user's message in the model's chat template."""
+    from scantling.generate.text import templated
+
+    system = [] if given["system"] is None else [{"role": "system", "content": given["system"]}]
+    return templated(lm, [*system, {"role": "user", "content": text}], "--chat")
+
+
 def _made(lm: Model, text: str, given: dict[str, Any], sampling: Any, options: Options) -> list[Generation]:
     """The texts, the best first; one text is written as it comes."""
     from scantling.generate.text import complete
 
     beams, limit, count = drawing.beams(given["searched"]), given["max_new_tokens"], given["searched"]["best_of"]
     if beams is None and count == 1:
-        return [complete(lm, text, limit, sampling, options, show=None if given["as_json"] else _write)]
+        try:
+            return [complete(lm, text, limit, sampling, options, show=None if given["as_json"] else _write)]
+        except ScantlingError:
+            if sys.stdout.isatty():
+                # The sentence that follows has a line of its own, also behind half a text.
+                show.say()
+            raise
     need("torch", "search for the best text")
     from scantling.generate.api import Asked, texts
 
@@ -107,12 +126,12 @@ def _write(piece: str) -> None:
 def _many(lm: Model, given: dict[str, Any], sampling: Any, options: Options) -> None:
     """`--prompts FILE --out FILE`."""
     need("torch", "decode several prompts")
-    from scantling.generate.prompts import limits_for, read_prompts, run_prompts
+    from scantling.generate.prompt_lines import read_prompts
+    from scantling.generate.prompts import limits_for, run_prompts
     from scantling.generate.request import Request
-    from scantling.generate.text import templated
 
     default = Request("", given["max_new_tokens"], sampling, options)
-    prepared = (lambda text: templated(lm, [{"role": "user", "content": text}], "--chat")) if given["chat"] else None
+    prepared = (lambda text: _message(lm, text, given)) if given["chat"] else None
     by = " ".join(str(given[name]) for name in ("model", "revision") if given[name] or name == "model")
     rounded = f" {lm.packed.activations}" if lm.packed is not None and lm.packed.activations != "exact" else ""
     lines = read_prompts(given["prompts"], default, f"{by} {lm.dtype}{rounded}", prepared)
@@ -127,6 +146,10 @@ def _many(lm: Model, given: dict[str, Any], sampling: Any, options: Options) -> 
 
 
 def _check_many(given: dict[str, Any], options: Options) -> None:
+    if not given["prompts"].exists():
+        raise ScantlingInputError(f"{given['prompts']}: cannot be read: no such file")
+    if not given["out"].parent.is_dir():
+        raise ScantlingInputError(f"{given['out']}: cannot be written: no such folder")
     one_by_one = {
         "--beams": given["searched"]["beams"] is not None,
         "--best-of": given["searched"]["best_of"] != 1,
@@ -150,7 +173,8 @@ def _progress() -> Callable[[int, int, int], None]:
             return
         last[0] = now
         line = f"{done} of {count} prompts, {tokens} tokens, {tokens / (now - began):.1f} tokens/s"
-        click.echo(f"\r{line}" if tty else line, err=True, nl=not tty or done == count)
+        # A shorter line leaves nothing of the one before.
+        click.echo(f"\r{line:<79}" if tty else line, err=True, nl=not tty or done == count)
 
     return say
 
@@ -241,8 +265,16 @@ def _json(lm: Model, made: list[Generation], options: Options) -> dict[str, Any]
         "predicted": predicted(lm, done, options),
     }
     if options.logprobs is not None and done.logprobs is not None:
+        assert lm.tokenizer is not None
+        # As the vocabulary spells them; an id may stand for none.
+        spelt = lm.tokenizer.tokens()
         found["logprobs"] = [
-            {"id": token.id, "logprob": token.logprob, "top": [{"id": i, "logprob": p} for i, p in token.top]}
+            {
+                "id": token.id,
+                "token": spelt[token.id],
+                "logprob": token.logprob,
+                "top": [{"id": i, "token": spelt[i], "logprob": p} for i, p in token.top],
+            }
             for token in done.logprobs
         ]
     if done.ledger is not None:

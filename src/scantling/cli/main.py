@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -44,8 +48,29 @@ VERBS = {
 }
 
 
+class ReaderGoneError(Exception):
+    """Nobody reads standard output any more."""
+
+
+@contextmanager
+def _reader_watched() -> Iterator[None]:
+    """Click would end a closed pipe with status 1, which reads as a finding."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise ReaderGoneError from None
+
+
 class Verbs(click.Group):
     """Commands in `scantling.cli.VERB`, each loaded only when it is needed."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _reader_watched():
+            return super().invoke(ctx)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with _reader_watched():
+            return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -80,6 +105,9 @@ def scantling() -> None:
 
 def main() -> None:
     """Run a command. Exit status 0 fine, 1 a finding, 2 wrong usage or bad input."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal or locale that is not UTF-8 has no line of a table and not every character of a text.
+        sys.stdout.reconfigure(errors="replace")
     sys.exit(_run(sys.argv[1:]))
 
 
@@ -97,12 +125,11 @@ def _run(args: list[str]) -> int:
     except ScantlingError as error:
         return _fail(str(error))
     except SystemExit as error:
-        # click ends a closed pipe with status 1, which would read as a finding.
-        return 0 if isinstance(error.__context__, BrokenPipeError) else int(error.code or 0)
+        return int(error.code or 0)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return 130
-    except BrokenPipeError:
+    except (ReaderGoneError, BrokenPipeError):
         # The reader is gone; what is left in the buffer has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -201,3 +201,16 @@ def cell(value: Any) -> str:
 def say(text: str = "") -> None:
     """A line on standard output."""
     click.echo(text)
+
+
+def standard_input() -> str:
+    """All of standard input, without the end of its last line.
+
+    Raises:
+        ScantlingInputError: it is not text.
+    """
+    try:
+        text = sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ScantlingInputError(f"standard input is not {error.encoding} at byte {error.start}") from None
+    return text.removesuffix("\n").removesuffix("\r")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from scantling.errors import ScantlingInputError
@@ -76,6 +76,9 @@ class Asked:
 def generate(model: Model, prompt: Any, wanted: Wanted, attention_mask: Any) -> Any:
     """See `Model.generate`."""
     options = wanted.options
+    if isinstance(prompt, list | tuple):
+        # Rows may be tensors or arrays, also of unequal lengths.
+        prompt = [row.tolist() if hasattr(row, "tolist") else row for row in prompt]
     if isinstance(prompt, str):
         _no_mask(attention_mask, "a text has no padding")
         return texts(model, prompt, wanted)[0].text
@@ -97,7 +100,7 @@ def generate(model: Model, prompt: Any, wanted: Wanted, attention_mask: Any) -> 
     mask = checked_mask(model, ids, attention_mask)
     keep = {"attention_mask": mask, "ignore_eos": options.ignore_eos, "keeping": options.keeping}
     found = beam_search(model, ids, wanted.max_new_tokens, wanted.beams, wanted.sampling, **keep)  # type: ignore[arg-type]
-    return beam_rows(model, ids, found)[:1]
+    return beam_rows(model, ids, replace(found, hypotheses=found.hypotheses[:1]))
 
 
 def texts(model: Model, prompt: str, wanted: Wanted) -> list[Generation]:

@@ -57,6 +57,8 @@ class Conversation:
         Raises:
             ScantlingInputError: an empty message, or no room left in the context; nothing was said then.
         """
+        if not isinstance(text, str):
+            raise ScantlingInputError(f"the message is {type(text).__name__}; text is needed")
         if not text.strip():
             raise ScantlingInputError("the message is empty: at least one character is needed")
         said = [*self.messages, {"role": "user", "content": text}]

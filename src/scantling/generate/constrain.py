@@ -39,26 +39,27 @@ class Shape:
         if tokenizer is None or not eos_ids:
             raise ScantlingInputError("a constrained text needs a model with a tokenizer and an end-of-text token")
         matcher = library.LLMatcher
+        schema = "" if self.regex is not None else self._schema()
         try:
             if self.regex is not None:
                 grammar = matcher.grammar_from_regex(self.regex)
             else:
-                grammar = matcher.grammar_from_json_schema(self._schema())
+                grammar = matcher.grammar_from_json_schema(schema)
         except ValueError as error:
             raise ScantlingInputError(_told(error, self)) from None
         if problem := matcher.validate_grammar(grammar, _tokens(tokenizer, tuple(sorted(eos_ids)))):
             raise ScantlingInputError(_told(problem, self))
-        return Constraint(matcher(_tokens(tokenizer, tuple(sorted(eos_ids))), grammar, log_level=0))
+        return Constraint(matcher(_tokens(tokenizer, tuple(sorted(eos_ids))), grammar, log_level=0), self)
 
     def _schema(self) -> str:
         if not isinstance(self.json_schema, str):
             try:
                 return json.dumps(self.json_schema, allow_nan=False)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, RecursionError):
                 raise ScantlingInputError("the JSON schema has values that are no JSON") from None
         try:
             json.loads(self.json_schema)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ScantlingInputError(f"the JSON schema is no JSON: {error}") from None
         return self.json_schema
 
@@ -66,8 +67,8 @@ class Shape:
 class Constraint:
     """Where one text stands in the grammar that it follows; made by `Shape.start`."""
 
-    def __init__(self, matcher: Any) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: Any, shape: Shape) -> None:
+        self._matcher, self._shape = matcher, shape
 
     @property
     def done(self) -> bool:
@@ -75,16 +76,33 @@ class Constraint:
         return bool(self._matcher.is_stopped())
 
     def allowed(self, tokens: int) -> Tensor:
-        """(tokens) bool, True at each that may come next; where the text may end here, end-of-text is one of them."""
+        """(tokens) bool, True at each that may come next; where the text may end here, end-of-text is one of them.
+
+        Raises:
+            ScantlingInputError: nothing matches, or finding out takes the library more than it allows itself.
+        """
         words = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
+        self._check()
         bits = words[:, None].bitwise_right_shift(torch.arange(8, dtype=torch.uint8)).bitwise_and(1).bool().flatten()
         out = torch.zeros(tokens, dtype=torch.bool)
         out[: min(tokens, len(bits))] = bits[:tokens]
         return out
 
     def take(self, token: int) -> None:
-        """Go on behind a token that was allowed."""
+        """Go on behind a token that was allowed.
+
+        Raises:
+            ScantlingInputError: as `allowed`.
+        """
         self._matcher.consume_token(token)
+        self._check()
+
+    def _check(self) -> None:
+        """A matcher that failed would let end-of-text through, as if the text were whole."""
+        if not self._matcher.is_error():
+            return
+        problem = str(self._matcher.get_error()).partition("\n")[0]
+        raise ScantlingInputError(_told("no text matches it" if "NoExtension" in problem else problem, self._shape))
 
 
 @lru_cache(maxsize=4)

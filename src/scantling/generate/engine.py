@@ -15,7 +15,7 @@ from scantling.generate.constrain import Shape
 from scantling.generate.contrastive import search
 from scantling.generate.ledger import Ledger
 from scantling.generate.processors import History
-from scantling.generate.room import encoded, known_tokens, room
+from scantling.generate.room import check_limit, encoded, known_tokens, room
 from scantling.generate.sample import choose, logprobs
 from scantling.generate.sampling import Sampling
 from scantling.generate.session import AnySession, Session, Source, begin, start
@@ -138,6 +138,7 @@ def begun(model: Model, ids: Tensor, mask: Tensor | None, shape: Shape | None = 
     return [History(row, constraint=None if shape is None else shape.start(model.tokenizer, ends)) for row in prompts]
 
 
+@inference_mode()
 def one_by_one(
     model: Model, prompt: list[int], max_new_tokens: int, sampling: Sampling, options: Options
 ) -> Iterator[Chosen]:
@@ -167,7 +168,7 @@ def best_of(
     if count > 1 and sampling.greedy:
         raise ScantlingInputError("best_of with temperature 0 gives one text so many times; set a temperature")
     asked = options if options.logprobs is not None else replace(options, logprobs=0)
-    seeds = [None if sampling.seed is None else (sampling.seed + i) % 2**63 for i in range(count)]
+    seeds = [None if sampling.seed is None else (sampling.seed + i) % 2**64 for i in range(count)]
     made = [complete(model, prompt, max_new_tokens, replace(sampling, seed=seed), asked) for seed in seeds]
     return sorted(made, key=lambda one: -mean_logprob(one))
 
@@ -193,8 +194,7 @@ def continue_ids(
     """
     options = options or Options()
     mask = checked_mask(model, ids, attention_mask)
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
-        raise ScantlingInputError(f"max_new_tokens is {max_new_tokens}; at least 0 is needed")
+    check_limit(max_new_tokens, 0)
     rows = start(model, ids.shape[0]) if model.parts.two_stacks else ids
     if max_new_tokens == 0:
         return rows

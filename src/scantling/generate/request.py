@@ -12,7 +12,7 @@ from torch import Tensor
 
 from scantling.errors import ScantlingError, ScantlingInputError
 from scantling.generate.engine import begun
-from scantling.generate.room import encoded, known_tokens, needed, room
+from scantling.generate.room import check_limit, encoded, known_tokens, needed, room
 from scantling.generate.sample import Logprob, choose, logprobs
 from scantling.generate.sampling import Sampling
 from scantling.generate.settings import Generation, Options
@@ -37,6 +37,13 @@ class Request:
     max_new_tokens: int = 64
     sampling: Sampling = field(default_factory=Sampling)
     options: Options = field(default_factory=Options)
+
+    def __post_init__(self) -> None:
+        for name, kind in (("sampling", Sampling), ("options", Options)):
+            if not isinstance(getattr(self, name), kind):
+                raise ScantlingInputError(
+                    f"{name} is {getattr(self, name)!r}; a scantling.generate.{kind.__name__} is needed"
+                )
 
 
 class Handle:
@@ -76,8 +83,7 @@ class Handle:
             if options.stop and model.tokenizer is None:
                 raise ScantlingInputError("stop strings need a tokenizer, and the model has none")
         limit = request.max_new_tokens
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise ScantlingInputError(f"max_new_tokens is {limit}; at least 1 is needed")
+        check_limit(limit)
         self.request, self.limit = request, room(model, len(self.prompt), limit)
         (self._history,) = begun(model, model.ids(self.prompt), None, options.shape)
         self.source, self.begins = (
@@ -138,6 +144,7 @@ class Handle:
         logits = logits[:, : self._known]
         try:
             token = int(choose(logits, self.request.sampling, self._generator, [self._history]))
+            self._history.add(token)
         except ScantlingError as error:
             self.error, self._reason = error, "error"
             return
@@ -147,7 +154,6 @@ class Handle:
         if not self.ids:
             self._first = time.perf_counter()
         self.ids.append(token)
-        self._history.add(token)
         self._advance(token)
 
     def _advance(self, token: int) -> None:

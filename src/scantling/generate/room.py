@@ -60,6 +60,16 @@ def check_writes(model: Model) -> None:
         raise ScantlingInputError(f"text is written by a decoder that scores a vocabulary, and {what}")
 
 
+def check_limit(max_new_tokens: object, least: int = 1) -> None:
+    """Refuse a limit of new tokens that is no whole number, or below `least`.
+
+    Raises:
+        ScantlingInputError: it is.
+    """
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < least:
+        raise ScantlingInputError(f"max_new_tokens is {max_new_tokens!r}; a whole number of at least {least} is needed")
+
+
 def encoded(model: Model, prompt: str, max_new_tokens: int) -> list[int]:
     """The ids of a prompt that is text.
 
@@ -71,8 +81,7 @@ def encoded(model: Model, prompt: str, max_new_tokens: int) -> list[int]:
         raise ScantlingInputError(
             "the model has no tokenizer (no tokenizer.json beside its weights): give token ids instead of text"
         )
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise ScantlingInputError(f"max_new_tokens is {max_new_tokens}; at least 1 is needed")
+    check_limit(max_new_tokens)
     found = model.tokenizer.encode(prompt)
     if not found or not prompt:
         raise ScantlingInputError("the prompt is empty: at least one token is needed to go on from")

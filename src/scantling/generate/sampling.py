@@ -28,7 +28,7 @@ class Sampling:
         top_p: keep the likeliest tokens up to the one that brings their mass to p (Holtzman et al., arXiv:1904.09751);
             1.0 keeps all, 0.0 keeps one.
         min_p: keep tokens at least this fraction as likely as the likeliest (arXiv:2407.01082); 0.0 keeps all.
-        seed: of the draws; None is a new one each time.
+        seed: of the draws, 64 bits; None is a new one each time. On the CPU, PyTorch draws by its low 32 bits.
         typical_p: keep the most typical tokens up to this mass (arXiv:2202.00666); 1.0 keeps all.
         epsilon_cutoff: keep tokens at least this likely; eta_cutoff: the same, less in flat distributions
             (arXiv:2210.15191); 0.0 keeps all.
@@ -109,7 +109,8 @@ def _within(name: str, value: float, low: float, high: float) -> None:
 def _bias(given: object) -> tuple[tuple[int, float], ...]:
     right = f"token ids with numbers from -{MAX_BIAS:g} to {MAX_BIAS:g} are needed"
     try:
-        pairs = dict(given)  # type: ignore[call-overload]
+        listed = list(given.items() if isinstance(given, Mapping) else given)  # type: ignore[call-overload]
+        pairs = dict(listed)
     except (TypeError, ValueError):
         raise ScantlingInputError(f"logit_bias is {given!r}; {right}") from None
     for token, value in pairs.items():
@@ -117,4 +118,7 @@ def _bias(given: object) -> tuple[tuple[int, float], ...]:
         number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_BIAS
         if not (whole and number):
             raise ScantlingInputError(f"logit_bias gives {value!r} to {token!r}; {right}")
+    if len(pairs) < len(listed):
+        twice = next(token for i, (token, _) in enumerate(listed) if token in dict(listed[:i]))
+        raise ScantlingInputError(f"logit_bias names token {twice} twice; one number for each is needed")
     return tuple(sorted(pairs.items()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from scantling.errors import ScantlingInputError
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from scantling.generate.ledger import Ledger
     from scantling.generate.sample import Logprob
     from scantling.generate.speculative import Drafting
+
+
+_RECORDS = {"keeping": "Keeping", "shape": "Shape", "drafting": "Drafting", "contrastive": "Contrastive"}
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,12 @@ class Options:
         if not isinstance(stop, list | tuple) or not all(isinstance(one, str) for one in stop):
             raise ScantlingInputError(f"stop is {self.stop!r}; a string, or a list of strings, is needed")
         object.__setattr__(self, "stop", tuple(stop))
+        for name, kind in _RECORDS.items():
+            given = getattr(self, name)
+            if given is not None and not isinstance(given, getattr(import_module("scantling.generate"), kind)):
+                raise ScantlingInputError(f"{name} is {given!r}; a scantling.generate.{kind} is needed")
+        if not isinstance(self.ignore_eos, bool):
+            raise ScantlingInputError(f"ignore_eos is {self.ignore_eos!r}; True or False is needed")
         top = self.logprobs
         if top is not None and (isinstance(top, bool) or not isinstance(top, int) or not 0 <= top <= 100):
             raise ScantlingInputError(f"logprobs is {top!r}; a whole number from 0 to 100 is needed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,15 +37,37 @@ def complete(
     Raises:
         ScantlingInputError: no tokenizer, an empty prompt, one that fills the context, or a limit below 1.
     """
+    making = streamed(model, prompt, max_new_tokens, sampling, options)
+    while True:
+        try:
+            piece = next(making)
+        except StopIteration as end:
+            made: Generation = end.value
+            return made
+        if show:
+            show(piece)
+
+
+def streamed(
+    model: Model, prompt: str, max_new_tokens: int, sampling: Sampling, options: Options | None = None
+) -> Generator[str, None, Generation]:
+    """The same piece by piece, each as soon as it is certain; the generator's value is the whole.
+
+    Raises:
+        ScantlingInputError: as `complete`; what is wrong with the prompt and the limit before a piece is asked for.
+    """
     options = options or Options()
-    text = Text(encoded(model, prompt, max_new_tokens), max_new_tokens, Writer(model, options, show))
+    for name, given, kind in (("sampling", sampling, Sampling), ("options", options, Options)):
+        if not isinstance(given, kind):
+            raise ScantlingInputError(f"{name} is {given!r}; a scantling.generate.{kind.__name__} is needed")
+    text = Text(encoded(model, prompt, max_new_tokens), max_new_tokens, Writer(model, options))
+    room(model, len(text.prompt), max_new_tokens)
     if plain.is_enough(model, sampling, options):
         return text.made_of(model, plain.tokens(model, text.prompt, max_new_tokens), options)
     need("torch", "draw tokens")
-    from scantling.generate.engine import inference_mode, one_by_one
+    from scantling.generate.engine import one_by_one
 
-    with inference_mode():
-        return text.made_of(model, one_by_one(model, text.prompt, max_new_tokens, sampling, options), options)
+    return text.made_of(model, one_by_one(model, text.prompt, max_new_tokens, sampling, options), options)
 
 
 def templated(model: Model, messages: list[dict[str, str]], what: str = "a conversation") -> str:
@@ -73,8 +95,8 @@ class Text:
     asked: int
     writer: Writer
 
-    def made_of(self, model: Model, tokens: Iterable[Chosen], options: Options) -> Generation:
-        """What comes of the tokens, which are made as they are taken."""
+    def made_of(self, model: Model, tokens: Iterable[Chosen], options: Options) -> Generator[str, None, Generation]:
+        """The pieces of text that come of the tokens, which are made as they are taken; and the whole."""
         writer, found, ledger = self.writer, list["Logprob"](), None
         limit = room(model, len(self.prompt), self.asked, options.contrastive is not None)
         cache_bytes, fulfilled, rows = 0, False, 1
@@ -84,11 +106,13 @@ class Text:
                 first, cache_bytes, rows = time.perf_counter(), chosen.cache_bytes, chosen.rows
             if chosen.logprob is not None:
                 found.append(chosen.logprob)
-            writer.push(chosen.id)
+            if piece := writer.push(chosen.id):
+                yield piece
             ledger, fulfilled = chosen.ledger, chosen.fulfilled
             if writer.reason or fulfilled:
                 break
-        writer.finish("stop" if fulfilled else "length")
+        if piece := writer.finish("stop" if fulfilled else "length"):
+            yield piece
         end = time.perf_counter()
         return Generation(
             writer.text,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scantling.generate.stops import StopFilter
 
@@ -20,10 +19,10 @@ class Writer:
         reason: why the text ended, or None while it goes on.
     """
 
-    def __init__(self, model: Model, options: Options, show: Callable[[str], Any] | None = None) -> None:
+    def __init__(self, model: Model, options: Options) -> None:
         assert model.tokenizer is not None
         self._eos = frozenset[int]() if options.ignore_eos else model.eos_ids
-        self._stream, self._stops, self._show = model.tokenizer.stream(), StopFilter(options.stop), show
+        self._stream, self._stops = model.tokenizer.stream(), StopFilter(options.stop)
         self.ids: list[int] = []
         self.reason: str | None = None
 
@@ -47,8 +46,6 @@ class Writer:
         return rest
 
     def _passed(self, piece: str) -> str:
-        if piece and self._show:
-            self._show(piece)
         if self._stops.hit:
             self.reason = "stop"
         return piece
