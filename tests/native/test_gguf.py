@@ -99,6 +99,9 @@ def test_queries_keys_and_values_in_blocks_of_their_own(others: str) -> None:
     plain = lm.logits(torch.arange(24))[0]
 
     class Mixed(OfNet):
+        def kind(self, name: str) -> str:
+            return blocks[name].kind if name in blocks else super().kind(name)
+
         def matrix(self, name: str) -> Stored:
             return blocks.get(name) or super().matrix(name)
 
