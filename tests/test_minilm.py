@@ -118,6 +118,23 @@ def test_many_texts_go_through_laid_out_matrices_and_give_what_each_gives_alone(
     assert (kinds.count(_Product), kinds.count(_Widened)) == (6 * 6 + 1, 6)
 
 
+def test_vectors_of_many_texts_are_edited_as_those_of_few(minilm: Any) -> None:
+    """Whether the matrices were laid out before the edit or not; and after it all is as before."""
+    from scantling.lens import edited
+    from scantling.lens.hooks import Edit
+
+    texts = TEXTS * 25
+    for lm in (sc.load(default_encoder()), minilm):
+        few, many = lm.embed(TEXTS), lm.embed(texts) if lm is minilm else None
+        with edited(lm, Edit("encoder.blocks.2.attn:mixed", torch.zeros_like)):
+            changed = lm.embed(TEXTS)
+            assert float((changed - few).abs().max()) > 0.01
+            torch.testing.assert_close(lm.embed(texts), changed.repeat(25, 1), atol=1e-6, rtol=0)
+            with pytest.raises(sc.ScantlingInputError, match="watched or edited"):
+                lm.embed(texts, compiled=True)
+        torch.testing.assert_close(lm.embed(texts), few.repeat(25, 1) if many is None else many, atol=1e-6, rtol=0)
+
+
 def test_changed_weights_are_laid_out_anew() -> None:
     """Tanh-approximated and exact GELU, ReLU, and a twin that was made before the weights changed."""
     from msgspec.structs import replace as replace_card
@@ -211,6 +228,25 @@ def test_the_length_of_sentence_transformers_is_honoured(minilm: Any) -> None:
     torch.testing.assert_close(usual, theirs(256), atol=1e-5, rtol=0)
     torch.testing.assert_close(longer, theirs(300), atol=1e-5, rtol=0)
     assert float((usual - longer).abs().max()) > 1e-3
+
+
+def test_of_texts_that_are_cut_only_one_is_read_twice(minilm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each is what its own bare ids say."""
+    from scantling.generate.embed import encode_for_vectors
+
+    texts = [f"{number} " + "bottles of beer [SEP] on the wall [MASK] " * number for number in range(1, 90)]
+    bare = [minilm.tokenizer.encode(text, add_special=False) for text in texts]
+    encode, read = minilm.tokenizer.encode, []
+
+    def watched(text: str, *, add_special: bool = True) -> list[int]:
+        read.append(text)
+        return encode(text, add_special=add_special)
+
+    monkeypatch.setattr(minilm.tokenizer, "encode", watched)
+    found = encode_for_vectors(minilm, texts)
+    assert found.rows == [[101, *ids[:254], 102] for ids in bare]
+    assert len(found.notes) == sum(len(ids) > 254 for ids in bare) > 40
+    assert len(read) == 1
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,13 @@ def test_translate_in_json(t5: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert two["source_tokens"] == [4, 2]
 
 
+def test_many_texts_are_decoded_together_and_come_in_their_order(t5: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sources = [" ".join(f"w{5 + i * k % 90}" for i in range(1 + k % 7)) for k in range(20)]
+    status, out, _ = call(capsys, "translate", *sources, "-m", str(t5), "--max-new-tokens", "9")
+    lm = sc.load(t5)
+    assert (status, out.splitlines()) == (0, [lm.generate(source, 9) for source in sources])
+
+
 def test_a_prefix_stands_before_every_text(t5: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("-m", str(t5), "--max-new-tokens", "5", "--json")
     _, whole, _ = call(capsys, "translate", "w3 w4 w7", "w3 w4 w8", *options)

@@ -1,4 +1,4 @@
-"""What callers hand in - ids, masks, positions, kinds of tokens, prefixes - as tensors, checked."""
+"""What callers hand in - ids, labels, masks, positions, kinds of tokens, prefixes - as tensors, checked."""
 
 from __future__ import annotations
 
@@ -82,6 +82,37 @@ def filled_prompts(ids: Tensor, labels: Tensor) -> str | None:
         f"the first {int(counts[row])} labels of row {row} are all {int(labels[row, 0])}, and the tokens there are "
         "others: they are judged as that token; what is not to be judged, such as a prompt, has the label -100"
     )
+
+
+def labels(values: Any) -> Tensor:
+    """Labels as (B, T) int64.
+
+    Raises:
+        ScantlingInputError: empty, ragged, or no integers.
+    """
+    found = tensor(values, "labels")
+    found = found[None] if found.dim() == 1 else found
+    if found.dim() != 2 or found.numel() == 0:
+        raise ScantlingInputError(f"labels have shape {list(found.shape)}; rows of at least one label are needed")
+    if not _whole(found):
+        raise ScantlingInputError(f"labels are {found.dtype}; integers are needed")
+    return found.long()
+
+
+def check_judged(labels: Tensor, vocab_size: int) -> None:
+    """Refuse labels (B, T) as they are judged: out of the vocabulary, or -100 all of them."""
+    if bool(((labels < 0) & (labels != -100) | (labels >= vocab_size)).any()):
+        raise ScantlingInputError(f"a label is outside the vocabulary of {vocab_size} and is not -100")
+    if not bool((labels != -100).any()):
+        raise ScantlingInputError("no label is left after the shift: at least two tokens with labels are needed")
+
+
+def check_smoothing(share: Any) -> None:
+    """Refuse a share of the targets that is no number from 0 to 1."""
+    if isinstance(share, bool) or not isinstance(share, int | float):
+        raise ScantlingInputError(f"label_smoothing is {share!r}; a number from 0 to 1 is needed")
+    if not 0 <= share <= 1:
+        raise ScantlingInputError(f"label_smoothing is {share}; a number from 0 to 1 is needed")
 
 
 def positions(position_ids: Any, ids: Tensor, card: Card) -> Tensor:

@@ -211,17 +211,8 @@ class Model:
         torch = need("torch", "run the model")
         if not isinstance(self.parts.head, Head):
             raise ScantlingInputError(f"the loss is that of a vocabulary; this card's head is {self.card.head.kind}")
-        if isinstance(label_smoothing, bool) or not isinstance(label_smoothing, int | float):
-            raise ScantlingInputError(f"label_smoothing is {label_smoothing!r}; a number from 0 to 1 is needed")
-        if not 0 <= label_smoothing <= 1:
-            raise ScantlingInputError(f"label_smoothing is {label_smoothing}; a number from 0 to 1 is needed")
-        wanted = inputs.tensor(labels, "labels")
-        wanted = wanted[None] if wanted.dim() == 1 else wanted
-        if wanted.dim() != 2 or wanted.numel() == 0:
-            raise ScantlingInputError(f"labels have shape {list(wanted.shape)}; rows of at least one label are needed")
-        if wanted.is_floating_point() or wanted.is_complex() or wanted.dtype == torch.bool:
-            raise ScantlingInputError(f"labels are {wanted.dtype}; integers are needed")
-        wanted = wanted.to(self.device, torch.int64)
+        inputs.check_smoothing(label_smoothing)
+        wanted = inputs.labels(labels).to(self.device)
         if self.parts.two_stacks and document_ids is not None:
             raise ScantlingInputError("document_ids: the loss of an encoder-decoder takes one pair per row")
         decoder_ids = self.shifted(wanted) if self.parts.two_stacks else None
@@ -234,10 +225,7 @@ class Model:
             if (note := inputs.filled_prompts(self.ids(ids), wanted)) is not None:
                 warnings.warn(note, stacklevel=2)
             logits, wanted = logits[:, :-1], wanted[:, 1:]
-        if bool(((wanted < 0) & (wanted != -100) | (wanted >= self.card.vocab_size)).any()):
-            raise ScantlingInputError(f"a label is outside the vocabulary of {self.card.vocab_size} and is not -100")
-        if not bool((wanted != -100).any()):
-            raise ScantlingInputError("no label is left after the shift: at least two tokens with labels are needed")
+        inputs.check_judged(wanted, self.card.vocab_size)
         cross_entropy = torch.nn.functional.cross_entropy
         return cross_entropy(  # type: ignore[no-any-return]
             logits.flatten(0, 1), wanted.flatten(), label_smoothing=label_smoothing

@@ -89,5 +89,20 @@ def test_a_scale_of_8_bits_that_is_too_large_is_found(monkeypatch: pytest.Monkey
 def test_a_family_without_such_a_cache_says_so() -> None:
     (encoder,) = examine(ours(built(card({**LLAMA, "family": "encoder"}))), ["kept"]).findings
     assert encoder.verdict is Verdict.NOT_APPLICABLE
-    (both,) = examine(ours(built(card({**LLAMA, "family": "encoder-decoder"}))), ["kept"]).findings
-    assert both.verdict is Verdict.COULD_NOT_RUN
+
+
+def test_blocks_of_an_encoder_decoder_are_asked_and_clean() -> None:
+    subject = ours(built(card({**LLAMA, "family": "encoder-decoder"})))
+    assert {"its cache", "a session", "blocks"} <= set(subject.can.cached)
+    assert set(subject.can.kept) == {"a session in 8 bits", "blocks in 8 bits"}
+    report = examine(subject, ["cache", "chunks", "source", "kept"])
+    assert report.defects == []
+    assert {f.verdict for f in report.of("kept")} == {Verdict.ROUNDING}
+
+
+def test_a_source_that_stands_one_position_late_in_its_blocks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = paged.PagedRows.read
+    monkeypatch.setattr(paged.PagedRows, "read", lambda self, path: real(self, path).roll(int("keys" in path), 2))
+    found = examine(ours(built(card({**LLAMA, "family": "encoder-decoder"}))), ["cache"]).defects
+    assert found
+    assert all(f.where.startswith("blocks") for f in found)

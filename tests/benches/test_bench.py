@@ -183,9 +183,15 @@ def test_an_engine_that_cannot_run_is_refused(capsys: pytest.CaptureFixture[str]
     assert (status, "packed: the compiled pass does not know this model" in err) == (2, True)
 
 
-def test_blocks_are_for_decoders(capsys: pytest.CaptureFixture[str]) -> None:
-    status, _, err = call(capsys, "bench", str(TINY / "t5-v1_1"), "--cache", "paged", "--prompt", "8")
-    assert (status, "blocks are handed out to decoders" in err) == (2, True)
+def test_blocks_of_an_encoder_decoder_have_as_many_bytes_as_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    """t5-v1_1: 2 layers of 5 heads of 10. 3 rows of 5 positions of the target and 8 of the source, a block each."""
+    caches = ("full", "paged", "paged-int8")
+    found, _ = bench(capsys, str(TINY / "t5-v1_1"), "--engine", "torch", "--cache", ",".join(caches), "--batch", "3")
+    assert [row["cache"] for row in found["rows"]] == list(caches)
+    vectors = 3 * (16 + 16) * 2 * 2 * 5
+    for row, wanted in zip(found["rows"][1:], (vectors * 40, vectors * 14), strict=True):
+        assert row["cache_bytes"] == row["cache_bytes_predicted"] == wanted
+        assert row["decode_tokens_per_second"]["median"] > 0
 
 
 def test_more_than_the_memory_holds_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from tests.cases.small import LLAMA, built, card, tokens
 from tests.conftest import GOLDEN, stacks_of
 
 import scantling as sc
-from scantling.generate.batching import Engine, Limits, generate_all
+from scantling.generate.batching import Engine, Limits, in_order
 from scantling.generate.engine import Options, complete
 from scantling.generate.request import Request
 from scantling.generate.sample import Sampling
@@ -75,7 +75,7 @@ def test_a_crossing_of_longrope_is_each_requests_own() -> None:
     }
     lm = built(card({**LLAMA, "position": position}))
     prompts = [tokens(n, seed=n)[0].tolist() for n in (4, 12, 16, 20)]
-    handles = generate_all(lm, [Request(prompt, 20) for prompt in prompts])
+    handles = list(in_order(lm, [Request(prompt, 20) for prompt in prompts]))
     for handle, prompt in zip(handles, prompts, strict=True):
         assert handle.ids == alone(lm, prompt, 20)
 
@@ -101,7 +101,7 @@ def test_requests_have_settings_of_their_own(lm: Any) -> None:
         Sampling(temperature=1.0, seed=4, top_k=5),
         Sampling(repetition_penalty=2.0, no_repeat_ngram=2),
     ]
-    handles = generate_all(lm, [Request([5, 9, 11], 12, how, ON) for how in hows])
+    handles = in_order(lm, [Request([5, 9, 11], 12, how, ON) for how in hows])
     assert [handle.ids for handle in handles] == [alone(lm, [5, 9, 11], 12, how) for how in hows]
 
 
@@ -258,7 +258,7 @@ def test_text_streams_and_stops(smollm: Any) -> None:
 
 
 def test_a_full_context_says_so(lm: Any) -> None:
-    (handle,) = generate_all(lm, [Request([7] * 60, 10, options=ON)])
+    (handle,) = in_order(lm, [Request([7] * 60, 10, options=ON)])
     done = handle.result()
     assert (done.finish_reason, done.new_tokens, done.context_full) == ("length", 4, True)
 
@@ -300,15 +300,15 @@ def test_requests_that_cannot_be_are_refused_at_once(lm: Any, request_: Any, wor
 
 
 def test_engines_that_cannot_be(lm: Any) -> None:
-    with pytest.raises(sc.ScantlingInputError, match="is an encoder-decoder"):
-        Engine(sc.load(GOLDEN / "tiny" / "t5"))
     with pytest.raises(sc.ScantlingInputError, match="text is written by a decoder"):
         Engine(sc.load(GOLDEN / "tiny" / "bert"))
-    for field in ("rows", "positions", "block", "chunk"):
+    for field in ("rows", "positions", "block", "chunk", "sources"):
         with pytest.raises(sc.ScantlingInputError, match=f"{field} is 0"):
             Limits(**{field: 0})
     with pytest.raises(sc.ScantlingInputError, match="has no block of 16"):
         Limits(positions=8)
+    with pytest.raises(sc.ScantlingInputError, match="a cache of 15 positions has no block of 16"):
+        Limits(sources=15)
     with pytest.raises(sc.ScantlingInputError, match="not finished"):
         Engine(lm).submit(Request([1])).result()
 

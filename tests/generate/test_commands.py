@@ -109,6 +109,15 @@ def test_candidates_of_a_contrastive_search_are_in_the_account(tiny: Path, capsy
     assert "per step of 5 rows predicted" in err
 
 
+def test_candidates_for_a_target_are_in_the_account(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "t5"
+    shutil.copytree(GOLDEN / "tiny" / "t5", folder)
+    write_tokenizer(folder)
+    made = answer(capsys, folder, "w5 w6 w7", "--max-new-tokens", "6", "--contrastive", "5")
+    # 3 layers of keys and values, 5 heads of 10 in float32: the start, 6 tokens, 3 words of the source and its end.
+    assert made["cache_bytes"] == made["predicted"]["cache_bytes"] == 5 * 3 * 2 * 5 * 10 * 4 * (7 + 4)
+
+
 def test_a_full_context_is_named(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = call(capsys, "generate", "w5 " * 58, "-m", str(tiny), "--max-new-tokens", "20")
     assert status == 0

@@ -21,7 +21,6 @@ from scantling.generate.beam import Beams, beam_rows, beam_search
 from scantling.generate.engine import Options
 from scantling.generate.keeping import Keeping, reaches
 from scantling.generate.session import Session, Source, follows_length
-from scantling.generate.speculative import Drafting
 from scantling.parts.part import Workload
 
 NAMES = sorted(p.name for p in (GOLDEN / "tiny").iterdir())
@@ -103,12 +102,19 @@ def test_sources_of_unequal_lengths(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_beams_over_a_ring(name: str) -> None:
-    """The recorded beams; what is read of the source moves with the beams."""
+@pytest.mark.parametrize("keeping", [Keeping("ring"), Keeping("full", "int8"), Keeping("ring", "int8")], ids=str)
+def test_beams_over_every_cache(name: str, keeping: Keeping) -> None:
+    """The recorded beams, and sums of log-probabilities that a row has by itself: rows of the source move, too."""
     lm, io = loaded(name)
     ids, mask = io["gen_input_ids"][:1], io["gen_attention_mask"][:1]
-    made = beam_search(lm, ids, 10, Beams(3), attention_mask=mask, ignore_eos=True, keeping=Keeping("ring"))
-    assert torch.equal(beam_rows(lm, ids, made), io["beam_ids"])
+    made = beam_search(lm, ids, 10, Beams(3), attention_mask=mask, ignore_eos=True, keeping=keeping)
+    rows = beam_rows(lm, ids, made)
+    assert keeping.numbers != "plain" or torch.equal(rows, io["beam_ids"])
+    for row, found in zip(rows, made.hypotheses, strict=True):
+        session = Session(lm, 1, 11, source=Source(ids, mask.bool()), keeping=keeping)
+        with torch.inference_mode():
+            logs = torch.cat([session.score(token.view(1, 1)) for token in row[:-1]], 1)[0].log_softmax(-1)
+        assert found.total == pytest.approx(float(logs.gather(1, row[1:, None]).sum()), abs=2e-4)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -116,16 +122,12 @@ def test_beams_over_a_ring(name: str) -> None:
     ("options", "why"),
     [
         (Options(chunk=2), "reads its source both ways"),
-        (Options(drafting=Drafting(lookup=2)), "drafts are for decoders"),
-        (Options(drafting=Drafting(layers=1)), "drafts are for decoders"),
     ],
 )
 def test_what_a_pair_of_stacks_does_not_do_is_said(name: str, options: Options, why: str) -> None:
     lm, _ = loaded(name)
     with pytest.raises(sc.ScantlingInputError, match=f"{lm.card.name}.*{why}"):
         lm.generate([[5, 6, 7]], 4, options=options)
-    with pytest.raises(sc.ScantlingInputError, match=f"{lm.card.name} is an encoder-decoder; the engine batches"):
-        Engine(lm)
 
 
 @pytest.mark.parametrize("name", ENCODERS)

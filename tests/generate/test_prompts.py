@@ -103,10 +103,19 @@ def test_sources_of_an_encoder_decoder(tmp_path: Path, capsys: pytest.CaptureFix
     folder = tmp_path / "t5"
     shutil.copytree(GOLDEN / "tiny" / "t5-v1_1", folder)
     write_tokenizer(folder)
-    source, out = write(tmp_path / "in.jsonl", WORDS[:2]), tmp_path / "out.jsonl"
-    status, _, _ = call(capsys, "generate", "--prompts", str(source), "--out", str(out), "-m", str(folder))
-    assert status == 0
-    assert [rows(out)[i]["text"] for i in range(2)] == [sc.load(folder).generate(w, 64) for w in WORDS[:2]]
+    own = {"prompt": "w5", "temperature": 1.0, "seed": 7, "max_new_tokens": 5}
+    source, out = write(tmp_path / "in.jsonl", [*WORDS, own]), tmp_path / "out.jsonl"
+    args = ("generate", "--prompts", str(source), "--out", str(out), "-m", str(folder), "--rows", "3")
+    status, _, err = call(capsys, *args)
+    assert (status, "6 of 6 prompts" in err) == (0, True)
+    found, lm = rows(out), sc.load(folder)
+    assert [found[i]["text"] for i in range(5)] == [lm.generate(w, 64) for w in WORDS]
+    assert [found[i]["prompt_tokens"] for i in range(5)] == [len(w.split()) + 1 for w in WORDS]
+    assert found[5]["text"] == lm.generate("w5", 5, temperature=1.0, seed=7)
+    # Cut in the middle of a line, as a kill does.
+    out.write_bytes(out.read_bytes()[:-9])
+    assert "1 written to" in call(capsys, *args)[2]
+    assert rows(out) == found
 
 
 @pytest.mark.parametrize(

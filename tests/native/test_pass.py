@@ -96,6 +96,41 @@ CHANGES: dict[str, dict[str, Any]] = {
             "expert": {"kind": "plain", "act": "relu", "d_ff": 24, "bias": True},
         }
     },
+    "a shared expert, gated, of another kind": {
+        "mlp": {
+            "kind": "moe",
+            "n_experts": 6,
+            "top_k": 2,
+            "expert": {"kind": "gated", "act": "silu", "d_ff": 24},
+            "shared": {"kind": "plain", "act": "gelu", "d_ff": 72, "bias": True},
+            "shared_gate": True,
+        }
+    },
+    "groups of experts": {
+        "mlp": {
+            "kind": "moe",
+            "n_experts": 12,
+            "top_k": 3,
+            "groups": 4,
+            "top_groups": 2,
+            "expert": {"kind": "gated", "act": "silu", "d_ff": 24},
+        }
+    },
+    "groups by their two best, selection biases, a shared expert": {
+        "mlp": {
+            "kind": "moe",
+            "n_experts": 16,
+            "top_k": 4,
+            "scores": "sigmoid",
+            "selection_bias": True,
+            "scale": 2.5,
+            "groups": 4,
+            "top_groups": 2,
+            "group_score": "top2",
+            "expert": {"kind": "gated", "act": "silu", "d_ff": 24},
+            "shared": {"kind": "gated", "act": "silu", "d_ff": 40},
+        }
+    },
     "plain": {"mlp": {"kind": "plain", "act": "gelu", "d_ff": 112, "bias": True}},
 }
 CARDS = {name: from_dict({**BASE, **changes}, name) for name, changes in CHANGES.items()}
@@ -108,6 +143,15 @@ def decoder(card: sc.Card, net: Any, width: str = "stored", march: str = "native
     found = outline(sc.assemble(card))
     assert not isinstance(found, str), found
     return Decoder(Packed(found, OfNet(net.state_dict(), width), march=march), capacity=card.context, **options)
+
+
+def net_of(card: sc.Card) -> Any:
+    """As `strong`, and what is set by counting is not zero either."""
+    net, draw = strong(card), torch.Generator().manual_seed(8)
+    for name, values in net.named_buffers():
+        if name.endswith("selection_bias"):
+            values.copy_(torch.rand(values.shape, generator=draw))
+    return net
 
 
 def ids_of(card: sc.Card, tokens: int, seed: int = 0) -> list[int]:
@@ -137,7 +181,7 @@ def all_logits(native: Decoder, ids: list[int], cuts: tuple[int, ...], slot: int
 def test_logits_are_those_of_pytorch(name: str) -> None:
     """30 positions in passes of 1, 2, 4, 7 and 16 rows, so that all products run."""
     card = CARDS[name]
-    net, ids = strong(card), ids_of(card, 30)
+    net, ids = net_of(card), ids_of(card, 30)
     found = all_logits(decoder(card, net), ids, (1, 3, 7, 14))
     torch.testing.assert_close(found[:, : card.vocab_size], wanted_logits(net, ids), **CLOSE)
 
@@ -297,8 +341,11 @@ def test_real_weights_keep_their_blocks(smollm: Any) -> None:
         ({"attention": ATTENTION | {"chunk": 8}}, "attention is causal, with or without a window"),
         ({"attention": ATTENTION | {"d_head": 272}}, "heads have up to 256 channels"),
         (
-            {"mlp": {"kind": "moe", "n_experts": 2, "top_k": 1, "expert": BASE["mlp"], "shared": BASE["mlp"]}},
-            "none is shared",
+            {
+                "mlp": {"kind": "moe", "n_experts": 2, "top_k": 1, "expert": BASE["mlp"]},
+                "residual": {"parallel": True},
+            },
+            "its experts stand in blocks whose sublayers follow one another",
         ),
         ({"pattern": [{}, {"attention": {"n_kv_heads": 4}}]}, "heads of one size and number"),
     ],

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import scantling as sc
 from scantling.tensor.context import Context
-from scantling.train.loss import Scoring, Terms, judge
+from scantling.train.loss import judge
+from scantling.train.scoring import Scoring, Terms
 
 
 def problem(n: int = 23, d: int = 5, v: int = 11, extra: int = 0, dtype: torch.dtype = torch.float32) -> Any:

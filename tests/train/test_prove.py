@@ -20,7 +20,7 @@ from scantling.cards.read import from_dict
 from scantling.cli.main import _run
 from scantling.data import Corpus, Sources, byte_tokenizer, prepare
 from scantling.tensor.context import Context
-from scantling.train import forward, loss, prove, step, two_ranks
+from scantling.train import forward, pieces, prove, step, two_ranks
 from scantling.train.optim import Optimizers
 
 MOE = {"kind": "moe", "n_experts": 4, "top_k": 2, "expert": {"kind": "gated", "act": "silu", "d_ff": 16}}
@@ -125,12 +125,12 @@ def positions_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pieces_forget_what_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = loss._piece
+    right = pieces._piece
 
     def wrong(logits: Any, labels: Any, *rest: Any) -> Any:
         return right(logits, labels.clamp(min=0), *rest)
 
-    monkeypatch.setattr(loss, "_piece", wrong)
+    monkeypatch.setattr(pieces, "_piece", wrong)
 
 
 def the_state_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

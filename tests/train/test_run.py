@@ -125,6 +125,15 @@ def test_a_run_that_was_killed_goes_on_to_the_bit(name: str, corpus: Corpus, tmp
     assert content(broken / "step-8") == content(straight / "step-8")
 
 
+def test_the_first_update_after_going_on_counts_as_one_of_all(corpus: Corpus, tmp_path: Path) -> None:
+    """What is left is told by the mean of all updates so far, where this process has measured none yet."""
+    go(model(), corpus, settings(steps=4), tmp_path)
+    before = json.loads((tmp_path / "step-4" / "training" / "state.json").read_text())["progress"]["seconds"]
+    go(model(), corpus, settings(), tmp_path)
+    first = next(r for r in read_metrics(tmp_path) if r["kind"] == "step" and r["step"] == 5)
+    assert 3 / 5 * before < first["remaining_seconds"] <= 3 / 5 * (before + first["seconds"])
+
+
 def fresh_other() -> sc.Model:
     lm = fresh(0.1, seed=5, vocab_size=320, tied=True)
     lm.tokenizer = byte_tokenizer()

@@ -15,8 +15,8 @@ import scantling as sc
 from scantling.tensor.context import Context
 from scantling.tensor.router_losses import load_balancing_loss, z_loss
 from scantling.train.forward import How, forward
-from scantling.train.loss import Terms
 from scantling.train.optim import Optimizers, Recipe, groups
+from scantling.train.scoring import Terms
 from scantling.train.step import Guard, Outcome, Stepper
 
 MOE = {"kind": "moe", "n_experts": 4, "top_k": 2, "expert": {"kind": "gated", "act": "silu", "d_ff": 16}}

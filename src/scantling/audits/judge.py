@@ -8,7 +8,7 @@ and with the weights in float64, where rounding shrinks and a fault does not. `d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -174,8 +174,3 @@ def spread_of(a: Tensor) -> float:
     finite = a[a.isfinite()]
     spread = float(finite.double().std()) if finite.numel() > 1 else 0.0
     return spread if spread > 0 else 1.0
-
-
-def worst_of(gaps: Iterable[Gap]) -> Gap:
-    """The worst of several: a real one before rounding, then the larger."""
-    return max(gaps, key=lambda g: (g.real, g.size))

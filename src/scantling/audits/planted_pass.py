@@ -64,8 +64,6 @@ class Pass:
         if self.store is not None:
             self.store.length += self.tokens
 
-    # Positions
-
     def places(self) -> Tensor:
         """Positions (1 or B, T)."""
         device = self.feed.ids.device
@@ -116,8 +114,6 @@ class Pass:
             wide = angles.repeat_interleave(2, -1)
         a, b = x.chunk(2, -1)
         return x * wide.cos().to(x.dtype) + torch.cat([-b, a], -1) * wide.sin().to(x.dtype)
-
-    # Who reads whom
 
     def seen(self, block: int) -> Tensor:
         """(B, 1, T, S): which keys each query reads."""
@@ -191,8 +187,6 @@ class Pass:
         if self.has("source mask shifted"):
             real = real | real.roll(1, 1)
         return real[:, None, None, :]
-
-    # What is cached, and the sums
 
     def kept(self, block: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values behind those of the cache."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from scantling.benches.plan import Contender, Load
-from scantling.numbers.cache import cache_bytes, paged_bytes
+from scantling.numbers.cache import blocks_needed, cache_bytes, paged_bytes
 from scantling.numbers.flops import flops
 from scantling.numbers.reading import weights_read
 from scantling.parts.attention import Attention
@@ -90,8 +90,10 @@ def allocated(model: Transformer, who: Contender, load: Load) -> int | None:
         kept = cache_bytes(model, Workload(load.batch, padded(positions, ROWS)), "float32")
         return kept // d_head * padded(d_head, ROWS)
     if load.kind == "paged":
-        blocks = load.batch * -(-positions // BLOCK)
-        return paged_bytes(model, blocks, BLOCK, who.dtype, load.numbers)
+        # A target begins with one token that is not of the prompt.
+        texts, source = (load.tokens + 2, load.prompt) if model.two_stacks else (positions, 0)
+        blocks, of_sources = (blocks_needed([length] * load.batch, BLOCK) for length in (texts, source))
+        return paged_bytes(model, blocks, BLOCK, who.dtype, load.numbers, of_sources)
     w = Workload(load.batch, load.tokens + 1, 0, load.prompt) if model.two_stacks else Workload(load.batch, positions)
     return cache_bytes(model, w, who.dtype, load.kind, load.numbers)
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from scantling.benches.plan import Load, prompts
-from scantling.generate.batching import Engine, Limits
+from scantling.generate.batching import Engine
 from scantling.generate.embed import vectors
 from scantling.generate.engine import Options
 from scantling.generate.keeping import Keeping
+from scantling.generate.limits import Limits
 from scantling.generate.request import Request
-from scantling.generate.room import known_tokens
+from scantling.generate.room import known_tokens, needed
 from scantling.generate.session import begin
 
 if TYPE_CHECKING:
@@ -63,9 +65,8 @@ class Ours:
             Request(row, load.tokens + 1, options=Options(ignore_eos=True))
             for row in prompts(load, self._model.card.vocab_size)
         ]
-        size = Limits().block
-        positions = load.batch * -(-(load.prompt + load.tokens + 1) // size) * size
-        engine = Engine(self._model, Limits(load.batch, positions, size, numbers=load.numbers))
+        needs = [needed(self._model, load.prompt, load.tokens + 1)] * load.batch
+        engine = Engine(self._model, replace(Limits.for_all(needs, load.batch), numbers=load.numbers))
         began = time.perf_counter()
         handles = [engine.submit(row) for row in rows]
         while not all(handle.ids for handle in handles):

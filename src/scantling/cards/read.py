@@ -189,10 +189,6 @@ def flow(value: Any) -> str:
     return out.getvalue().removesuffix("...\n").rstrip("\n")
 
 
-def _field_type(struct: type, name: str) -> Any:
-    return next(f.type for f in _fields(struct) if f.name == name)
-
-
 def _members(kind: Any) -> list[Any]:
     return [a for arg in get_args(kind) for a in _members(arg)] if get_origin(kind) in (Union, UnionType) else [kind]
 

@@ -186,14 +186,6 @@ class Training(Section):
     parallel: Parallel = Parallel()
 
 
-def tokens_at(training: Training, step: int, context: int) -> int:
-    """Tokens of a row at an update, counted from 0."""
-    for stage in training.curriculum:
-        if step < stage.until * training.steps:
-            return stage.tokens
-    return training.tokens or context
-
-
 def updates(amount: float, steps: int) -> int:
     """Updates that a number stands for: below 1 a share of all `steps`, else itself."""
     return round(amount * steps) if amount < 1 else round(amount)

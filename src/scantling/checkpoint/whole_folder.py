@@ -135,6 +135,7 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 
 def flush_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk, where the system can say so."""
     if os.name == "nt":
         return
     number = os.open(path, os.O_RDONLY)

@@ -190,8 +190,6 @@ def loads(subject: Subject, given: dict[str, Any]) -> list[Load]:
 
     encoder = subject.family == "encoder"
     caches = ["full"] if encoder else _known(given["caches"], "--cache", CACHES)
-    if subject.family == "encoder-decoder" and (paged := [name for name in caches if name.startswith("paged")]):
-        raise ScantlingInputError(f"--cache {paged[0]}: blocks are handed out to decoders, and this has an encoder")
     batches, lengths = _numbers(given["batches"], "--batch"), _numbers(given["lengths"], "--prompt")
     tokens = 0 if encoder else given["tokens"]
     card = card_of(subject.model, revision=subject.revision)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
     from scantling.generate.constrain import Shape
     from scantling.generate.contrastive import Contrastive
     from scantling.generate.keeping import Keeping
+    from scantling.generate.ledger import Ledger
     from scantling.generate.sampling import Sampling
     from scantling.generate.settings import Options
-    from scantling.generate.speculative import Drafting, Ledger
+    from scantling.generate.speculative import Drafting
     from scantling.model import Model
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -155,10 +157,10 @@ draft_options = grouped(
     {
         "draft_model": click.option("--draft-model", help="A smaller model that proposes tokens."),
         "draft_layers": click.option(
-            "--draft-layers", type=int, metavar="N", help="The first N layers propose tokens."
+            "--draft-layers", type=int, metavar="N", help="The first N layers, of a decoder, propose tokens."
         ),
         "draft_lookup": click.option(
-            "--draft-lookup", type=int, metavar="N", help="What followed the same N tokens before."
+            "--draft-lookup", type=int, metavar="N", help="What followed the same N tokens before, or in the source."
         ),
         "draft_count": click.option("--draft-count", type=int, help="Tokens proposed at once.  [default: 4]"),
         "draft_rule": click.option("--draft-rule", help="shared or residual.  [default: shared]"),
@@ -222,7 +224,7 @@ def options(given: dict[str, Any]) -> Options:
         chunk=kept["chunk"],
         logprobs=given["logprobs"],
         shape=_shape(given["shaped"]),
-        drafting=_drafting(given),
+        drafting=drafting(given),
         contrastive=_contrastive(given.get("contrasted")),
     )
 
@@ -265,7 +267,12 @@ def _shape(shaped: dict[str, Any]) -> Shape | None:
     return Shape(regex=regex, json_schema=schema)
 
 
-def _drafting(given: dict[str, Any]) -> Drafting | None:
+def drafting(given: dict[str, Any]) -> Drafting | None:
+    """Who proposes tokens, by what `draft_options` collected and by --dtype, --device and --revision.
+
+    Raises:
+        ScantlingInputError: a setting out of range, one of drafts without them, or what loading refuses.
+    """
     drafted = given["drafted"]
     model, layers, lookup = (drafted[f"draft_{name}"] for name in ("model", "layers", "lookup"))
     more = {name: drafted[f"draft_{name}"] for name in ("count", "rule") if drafted[f"draft_{name}"] is not None}
@@ -284,6 +291,11 @@ def _drafting(given: dict[str, Any]) -> Drafting | None:
     if model is not None:
         small = load(model, dtype=given["dtype"], device=given["device"], revision=given["revision"])
     return Drafting(small, layers, lookup, **more)
+
+
+def drafts_json(ledger: Ledger) -> dict[str, Any]:
+    """How drafts fared, with the ratios."""
+    return {**asdict(ledger), "acceptance": ledger.acceptance, "speed_up": ledger.speed_up}
 
 
 def drafts_text(ledger: Ledger) -> str:

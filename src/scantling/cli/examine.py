@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import click
 
 from scantling.assembly import assemble
+from scantling.cards import Card
 from scantling.checkpoint.find import card_of
 from scantling.cli import show
-from scantling.study.checks import checks
+from scantling.parts.part import Workload
+from scantling.study.checks import Remark, checks
 from scantling.study.examine import examine
 from scantling.study.formula import Formula
 from scantling.units import storage_dtype
@@ -39,33 +44,45 @@ def command(
     formulas = examine(card, assemble(card), w, storage_dtype(dtype))
     remarks = checks(card, devices)
     if as_json:
-        show.emit(
-            {
-                "name": card.name,
-                "batch": w.batch,
-                "tokens": w.tokens,
-                **show.sources(card, w),
-                "dtype": storage_dtype(dtype),
-                "formulas": [
-                    {
-                        "subject": f.subject,
-                        "formula": f.name,
-                        "estimate": f.estimate,
-                        "exact": f.exact,
-                        "exact_is": f.exact_is,
-                        "error": f.error,
-                        "assumes": f.assumes,
-                        "terms": dict(f.terms),
-                        "source": f.source,
-                    }
-                    for f in formulas
-                ],
-                "remarks": [{"code": r.code, "key": r.key, "message": r.message, "source": r.source} for r in remarks],
-            }
-        )
+        show.emit(_data(card, w, storage_dtype(dtype), formulas, remarks))
         return
     show.say(f"{card.name}, {show.sizes(card, w)}")
     show.say()
+    _print(formulas)
+    if not remarks:
+        show.say("nothing about the card looks unusual")
+    for remark in remarks:
+        show.say(f"note: {remark.message}")
+
+
+def _data(
+    card: Card, w: Workload, dtype: str, formulas: Sequence[Formula], remarks: Sequence[Remark]
+) -> dict[str, Any]:
+    return {
+        "name": card.name,
+        "batch": w.batch,
+        "tokens": w.tokens,
+        **show.sources(card, w),
+        "dtype": dtype,
+        "formulas": [
+            {
+                "subject": f.subject,
+                "formula": f.name,
+                "estimate": f.estimate,
+                "exact": f.exact,
+                "exact_is": f.exact_is,
+                "error": f.error,
+                "assumes": f.assumes,
+                "terms": dict(f.terms),
+                "source": f.source,
+            }
+            for f in formulas
+        ],
+        "remarks": [{"code": r.code, "key": r.key, "message": r.message, "source": r.source} for r in remarks],
+    }
+
+
+def _print(formulas: Sequence[Formula]) -> None:
     rows = [(f.subject, f.name, f.estimate, f.exact, _error(f), f.exact_is) for f in formulas]
     show.table(("of", "formula", "it says", "exact", "error", "which is"), rows)
     broken = [
@@ -76,10 +93,6 @@ def command(
     if broken:
         show.table(("formula", "what it leaves out (or, negative, counts too much)", "size", "of the exact"), broken)
     show.table(("formula", "assumes", "source"), [(f.name, f.assumes, f.source) for f in formulas])
-    if not remarks:
-        show.say("nothing about the card looks unusual")
-    for remark in remarks:
-        show.say(f"note: {remark.message}")
 
 
 def _error(f: Formula) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,23 +168,46 @@ def predicted(lm: Model, done: Generation, options: Options) -> dict[str, int]:
     # The prompt of an encoder-decoder is its source, and the target begins with one token.
     source, first = (done.prompt_tokens, 1) if lm.parts.two_stacks else (None, done.prompt_tokens)
     tokens = done.limit if lm.parts.two_stacks else done.prompt_tokens + done.limit
+    # Of a contrastive search the candidates for the last token are read too.
+    tokens += int(lm.parts.two_stacks and options.contrastive is not None)
     whole = Workload(batch=rows, tokens=tokens, source=source)
     keeping = options.keeping
     kind, numbers = ("full", "plain") if keeping is None else (keeping.kind, keeping.numbers)
     if lm.packed is not None and keeping is None:
-        return _predicted_packed(lm, done, whole)
+        return _predicted_packed(lm, done, whole, options)
     width = str(lm.dtype).removeprefix("torch.")
     read = cache_read(lm.parts, Workload(rows, past=first + steps // 2, source=source), width, numbers)
     return {
         "prefill_flops": flops(lm.parts, Workload(tokens=first, source=source, last_only=True)).forward,
         "decode_flops": rows * decode(lm.parts, first, steps, source) if steps else 0,
-        "cache_bytes": cache_bytes(lm.parts, whole, width, kind, numbers),
+        "cache_bytes": cache_bytes(lm.parts, whole, width, kind, numbers) + _of_drafts(lm, options, whole),
         "weights_bytes": memory(lm.parts, whole, width, width).weights,
         "bytes_read_per_token": weights_read(lm.parts, width, rows, source) + read,
     }
 
 
-def _predicted_packed(lm: Model, done: Generation, whole: Workload) -> dict[str, int]:
+def _of_drafts(lm: Model, options: Options, whole: Workload) -> int:
+    """Bytes of the cache of a draft model; of an early exit, where the model's own is that of a compiled pass."""
+    from scantling.cards.rules import position_limit
+    from scantling.numbers.cache import cache_bytes
+    from scantling.parts.part import Workload
+
+    drafting, small, parts = options.drafting, lm, None
+    if drafting is not None and drafting.model is not None:
+        small, parts = drafting.model, drafting.model.parts
+    elif drafting is not None and drafting.layers is not None and engines.engine_of(lm, options) != "torch":
+        from scantling.generate.draft import ended
+
+        parts = ended(lm.parts, drafting.layers)
+    if parts is None:
+        return 0
+    tokens = min(whole.tokens, position_limit(small.card) or whole.tokens)
+    numbers = "plain" if options.keeping is None else options.keeping.numbers
+    width = str(small.dtype).removeprefix("torch.")
+    return cache_bytes(parts, Workload(tokens=tokens, source=whole.source), width, "full", numbers)
+
+
+def _predicted_packed(lm: Model, done: Generation, whole: Workload, options: Options) -> dict[str, int]:
     """The same of the compiled pass, whose weights are as wide as their tiles and whose cache is float32."""
     from scantling.native.tiles import ROWS, padded
     from scantling.numbers.cache import cache_bytes
@@ -199,7 +221,7 @@ def _predicted_packed(lm: Model, done: Generation, whole: Workload) -> dict[str,
     return {
         "prefill_flops": flops(lm.parts, Workload(tokens=prompt, last_only=True)).forward,
         "decode_flops": rows * decode(lm.parts, prompt, steps) if steps else 0,
-        "cache_bytes": rows * each * padded(whole.tokens, ROWS),
+        "cache_bytes": rows * each * padded(whole.tokens, ROWS) + _of_drafts(lm, options, whole),
         "weights_bytes": lm.packed.weights.nbytes,
         "bytes_read_per_token": lm.packed.weights.read_nbytes + rows * each * (prompt + steps // 2),
     }
@@ -225,11 +247,7 @@ def _json(lm: Model, made: list[Generation], options: Options) -> dict[str, Any]
             for token in done.logprobs
         ]
     if done.ledger is not None:
-        found["drafts"] = {
-            **asdict(done.ledger),
-            "acceptance": done.ledger.acceptance,
-            "speed_up": done.ledger.speed_up,
-        }
+        found["drafts"] = drawing.drafts_json(done.ledger)
     if len(made) > 1:
         found["texts"] = [one.text for one in made]
     return found

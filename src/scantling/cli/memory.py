@@ -14,77 +14,24 @@ from scantling.cards import Card
 from scantling.cards.rules import position_limit
 from scantling.checkpoint.find import card_of
 from scantling.cli import show
+from scantling.cli.memory_options import kept_options, step_options
 from scantling.cli.memory_view import lines, moments_table, say_fit, training_lines
-from scantling.numbers.cache import KINDS, NUMBERS
 from scantling.numbers.fit import Fit, fit
 from scantling.numbers.memory import Memory, computing, memory
-from scantling.numbers.optimizers import OPTIMIZERS
 from scantling.numbers.peak import training_peak
-from scantling.numbers.training import PRECISIONS, Recipe, state_lines, training_memory
+from scantling.numbers.training import Recipe, state_lines, training_memory
 from scantling.parts.part import Workload
-from scantling.parts.saved import POLICIES
 from scantling.parts.transformer import Transformer
 from scantling.units import bytes_text, format_name, parse_bytes
-
-INFERENCE: tuple[str, ...] = ("past", "dtype", "cache_dtype", "page", "kind", "numbers")
-TRAINING: tuple[str, ...] = (
-    "precision",
-    "optimizer",
-    "recompute",
-    "kernel",
-    "loss",
-    "loss_rows",
-    "micro_batches",
-    "main_gradients",
-    "packed",
-)
 
 
 @click.command()
 @click.argument("model")
 @show.workload_options()
 @click.option("--fit", "given", metavar="SIZE", help="The largest batch, and the most tokens, that SIZE holds: 24GiB.")
-@click.option("--dtype", default="bfloat16", help="Of the weights; also q8_0, q4_0, q4_k, ...", show_default=True)
-@click.option("--cache-dtype", default="bfloat16", help="Of keys and values; also q8_0, ...", show_default=True)
-@click.option(
-    "--page", type=click.IntRange(1, 2**30), default=1, help="Positions that a row's cache is allotted at a time."
-)
-@click.option(
-    "--cache",
-    "kind",
-    type=click.Choice(KINDS),
-    default="full",
-    show_default=True,
-    help="ring: layers with a window or chunks keep only what they can still read.",
-)
-@click.option(
-    "--cache-numbers",
-    "numbers",
-    type=click.Choice(NUMBERS),
-    default="plain",
-    show_default=True,
-    help="int8: a byte per value and a float32 scale per vector.",
-)
+@kept_options
 @click.option("--train", is_flag=True, help="Of a training step: weights, gradients, optimizer, activations, peak.")
-@click.option("--precision", type=click.Choice(list(PRECISIONS)), default="bf16-mixed", show_default=True)
-@click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adamw", show_default=True)
-@click.option(
-    "--recompute", type=click.Choice(POLICIES), default="none", show_default=True, help="In the backward, not kept."
-)
-@click.option(
-    "--kernel", type=click.Choice(["fused", "reference"]), default="fused", show_default=True, help="Of attention."
-)
-@click.option("--loss", type=click.Choice(["plain", "chunked"]), default="plain", show_default=True)
-@click.option(
-    "--loss-rows", type=click.IntRange(1, 2**40), help="Of a piece of the chunked loss. [default: 2^24 logits]"
-)
-@click.option("--micro-batches", type=click.IntRange(1, 2**40), default=1, help="Per update.", show_default=True)
-@click.option(
-    "--main-gradients/--no-main-gradients",
-    default=None,
-    help="With a master copy: gradients are summed in float32, as `train` does, or stay narrow.",
-)
-@click.option("--packed", is_flag=True, help="Documents share the rows, each row has its own mask.")
+@step_options
 @show.revision_option
 @show.json_option
 @click.pass_context
@@ -96,37 +43,26 @@ def command(
     past: int,
     source_tokens: int | None,
     given: str | None,
-    dtype: str,
-    cache_dtype: str,
-    page: int,
-    kind: str,
-    numbers: str,
+    kept: dict[str, Any],
     train: bool,
-    precision: str,
-    optimizer: str,
-    recompute: str,
-    kernel: str,
-    loss: str,
-    loss_rows: int | None,
-    micro_batches: int,
-    main_gradients: bool | None,
-    packed: bool,
+    step: dict[str, Any],
     revision: str | None,
     as_json: bool,
 ) -> None:
     """Memory, line by line: of inference, or with --train of a training step. With --fit, what a given memory holds."""
-    _one_kind(ctx, INFERENCE if train else TRAINING, train)
+    _one_kind(ctx, ("past", *kept) if train else tuple(step), train)
     card = card_of(model, revision=revision)
     room = None if given is None else parse_bytes(given)
     if train:
-        more = {"training": True, "kernel": kernel, "recompute": recompute, "packed": packed}
-        w = show.workload(card, batch, tokens, 0, source_tokens, **more)
-        recipe = Recipe(precision, optimizer, loss, loss_rows, micro_batches, main_gradients)
+        form = {name: step[name] for name in ("kernel", "recompute", "packed")}
+        w = show.workload(card, batch, tokens, 0, source_tokens, training=True, **form)
+        names = ("precision", "optimizer", "loss", "loss_rows", "micro_batches", "main_gradients")
+        recipe = Recipe(*(step[name] for name in names))
         found = _training(card, w, recipe, room, as_json)
     else:
         w = show.workload(card, batch, tokens, past, source_tokens)
-        kept = Kept(format_name(dtype), format_name(cache_dtype), page, kind, numbers)
-        found = _inference(card, w, kept, room, as_json)
+        formats = {name: format_name(kept[name]) for name in ("dtype", "cache_dtype")}
+        found = _inference(card, w, Kept(**kept | formats), room, as_json)
     if found is not None and not (found.batch and found.tokens):
         ctx.exit(1)
 

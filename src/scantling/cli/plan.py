@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from scantling.assembly import assemble
 from scantling.checkpoint.find import card_of
 from scantling.cli import plan_published, plan_tables, show
+from scantling.cli.plan_options import allowed_options, chosen
 from scantling.cli.plan_tables import Answer
 from scantling.errors import ScantlingInputError
 from scantling.numbers.hardware import Device, device
@@ -16,8 +18,7 @@ from scantling.numbers.parallel.communication import fabric
 from scantling.numbers.parallel.job import OVERLAPS, Job
 from scantling.numbers.parallel.memory import PRECISIONS, precision
 from scantling.numbers.parallel.work import speed
-from scantling.parts.saved import POLICIES
-from scantling.study.plan import Choices, checked, plan
+from scantling.study.plan import checked, plan
 from scantling.units import parse_count
 
 LEAST_TOKENS = 2**22
@@ -25,17 +26,6 @@ TOKENS_OF_A_DEVICE = 1024
 OFF = 0.05
 """How far the rows of a step may be from the tokens that are asked for, so that they divide well."""
 POSITIVE = click.FloatRange(min=0, min_open=True)
-
-
-def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """``4,8`` as numbers; stages of ZeRO from 0 to 3, everything else from 1."""
-    if value is None:
-        return None
-    low, high = (0, 3) if param.name == "zero" else (1, 10**9)
-    pieces = [piece.strip() for piece in value.split(",")]
-    if not all(piece.isdigit() and low <= int(piece) <= high for piece in pieces):
-        raise click.BadParameter(f"{value!r}: whole numbers from {low} to {high:,} are needed, commas between them")
-    return tuple(int(piece) for piece in pieces)
 
 
 @click.command()
@@ -47,16 +37,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 @click.option("--context", type=click.IntRange(1, 2**40), help="Positions of a row (T). [default: the model's context]")
 @click.option("--precision", "precision_name", default="mixed", show_default=True, help=f"{', '.join(PRECISIONS)}.")
 @click.option("--kernel", type=click.Choice(["fused", "reference"]), default="fused", show_default=True)
-@click.option("--recompute", type=click.Choice(POLICIES), multiple=True, help="Allowed policies. [default: all]")
-@click.option("--zero", callback=_numbers, metavar="N,...", help="Allowed stages of ZeRO; 3 is FSDP. [default: 1,2,3]")
-@click.option("--data", callback=_numbers, metavar="N,...", help="Allowed numbers of replicas.")
-@click.option("--tensor", callback=_numbers, metavar="N,...", help="Allowed numbers of tensor ranks.")
-@click.option("--pipeline", callback=_numbers, metavar="N,...", help="Allowed numbers of pipeline ranks.")
-@click.option("--context-ranks", callback=_numbers, metavar="N,...", help="Allowed numbers of context ranks.")
-@click.option("--experts", callback=_numbers, metavar="N,...", help="Allowed numbers of expert ranks.")
-@click.option("--micro-batch", callback=_numbers, metavar="N,...", help="Allowed rows of a pass.")
-@click.option("--virtual", callback=_numbers, metavar="N,...", help="Allowed chunks of a pipeline rank.")
-@click.option("--no-sequence", is_flag=True, help="Tensor ranks do not divide norms and residuals by positions.")
+@allowed_options
 @click.option("--no-overlap", type=click.Choice(OVERLAPS), multiple=True, help="What cannot hide behind arithmetic.")
 @click.option("--per-node", type=click.IntRange(1, 10**6), help="Devices to a node. [default: the device's]")
 @click.option("--network", type=POSITIVE, metavar="GB/S", help="Of a device between nodes, one direction.")
@@ -73,16 +54,7 @@ def command(
     context: int | None,
     precision_name: str,
     kernel: str,
-    recompute: tuple[str, ...],
-    zero: tuple[int, ...] | None,
-    data: tuple[int, ...] | None,
-    tensor: tuple[int, ...] | None,
-    pipeline: tuple[int, ...] | None,
-    context_ranks: tuple[int, ...] | None,
-    experts: tuple[int, ...] | None,
-    micro_batch: tuple[int, ...] | None,
-    virtual: tuple[int, ...] | None,
-    no_sequence: bool,
+    allowed: dict[str, Any],
     no_overlap: tuple[str, ...],
     per_node: int | None,
     network: float | None,
@@ -118,19 +90,7 @@ def command(
         kernel=kernel,
         overlap=frozenset(OVERLAPS) - frozenset(no_overlap),
     )
-    choices = Choices(
-        data=data,
-        tensor=tensor,
-        pipeline=pipeline,
-        context=context_ranks,
-        expert=experts,
-        zero=zero or (1, 2, 3),
-        micro_batch=micro_batch,
-        virtual=virtual,
-        recompute=recompute or POLICIES,
-        sequence=not no_sequence,
-    )
-    answer = Answer(card, row, asked, precision_name, checked(plan(job, choices)), top)
+    answer = Answer(card, row, asked, precision_name, checked(plan(job, chosen(allowed))), top)
     if as_json:
         show.emit(plan_tables.data(answer))
     else:

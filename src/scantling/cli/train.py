@@ -12,29 +12,12 @@ import click
 from scantling.cards.read import training_of
 from scantling.checkpoint.find import card_of
 from scantling.cli import show
+from scantling.cli.train_options import SHORT, short_options
 from scantling.cli.train_run import Ask, Place, Run, made
 from scantling.errors import ScantlingInputError, need
 
 if TYPE_CHECKING:
     from scantling.cards.training import Training
-
-SHORT = {
-    "steps": "steps",
-    "batch": "batch",
-    "tokens": "tokens",
-    "accumulation": "accumulation",
-    "lr": "optimizer.lr",
-    "optimizer": "optimizer.kind",
-    "schedule": "schedule.kind",
-    "precision": "precision",
-    "objective": "objective",
-    "boundary": "boundary",
-    "recompute": "recompute",
-    "seed": "seed",
-    "eval_every": "evaluation.every",
-    "save_every": "save_every",
-}
-"""Options that stand for a key of the card's section."""
 
 
 @click.command()
@@ -50,20 +33,7 @@ SHORT = {
 @click.option("--prove", is_flag=True, help="Check the equalities of training on this card and data, and stop.")
 @click.option("--tokenizer", metavar="T", help="A path, or `bytes`. [default: the model's, or a learned one]")
 @click.option("--held-out", type=click.FloatRange(0, 0.9), default=0.05, show_default=True, help="Share of documents.")
-@click.option("--steps", type=int, help="Updates.")
-@click.option("--batch", type=int, help="Rows of a micro-batch.")
-@click.option("--tokens", type=int, help="Of a row.")
-@click.option("--accumulation", type=int, help="Micro-batches of an update.")
-@click.option("--lr", type=float, help="The peak rate.")
-@click.option("--optimizer", help="adamw, adamw-8bit, muon or sgd.")
-@click.option("--schedule", help="constant, cosine, linear, wsd or inverse_sqrt.")
-@click.option("--precision", help="fp32, bf16-mixed, bf16-master or bf16.")
-@click.option("--objective", help="causal, masked, seq2seq, spans or prefix.")
-@click.option("--boundary", help="packed, padded or concatenated.")
-@click.option("--recompute", help="none, selective or block.")
-@click.option("--seed", type=int)
-@click.option("--eval-every", type=int, metavar="N")
-@click.option("--save-every", type=int, metavar="N")
+@short_options
 @click.option("--set", "more", multiple=True, metavar="KEY=VALUE", help="Any key of the card's training section.")
 @click.option("--track", multiple=True, type=click.Choice(["wandb", "trackio"]), help="Send the numbers there, too.")
 @click.option("--device", default="cpu", show_default=True)
@@ -87,7 +57,7 @@ def command(
     track: tuple[str, ...],
     revision: str | None,
     more: tuple[str, ...],
-    **short: Any,
+    short: dict[str, Any],
 ) -> None:
     """Train MODEL: a card from new weights, or a checkpoint further.
 

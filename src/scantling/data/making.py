@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from scantling.checkpoint.whole_folder import flush_folder
 from scantling.data.corpus import DEFAULT_HELD_OUT, FORMAT, MANIFEST, Corpus, Manifest, open_corpus
 from scantling.data.pool import Crew, Pool
 from scantling.data.reading import Part, parts_of
@@ -191,11 +192,11 @@ def _make(folder: Path, plan: _Plan, crew: Crew, progress: Report | None) -> Non
         _write(working / MANIFEST, manifest.text())
         for path in (*working.glob("*.done"), working / "key"):
             path.unlink()
-        _flush_folder(working)
+        flush_folder(working)
         if folder.exists():
             folder.rmdir()
         os.rename(working, folder)
-        _flush_folder(folder.parent)
+        flush_folder(folder.parent)
     except ScantlingInputError:
         shutil.rmtree(working, ignore_errors=True)
         raise
@@ -253,16 +254,6 @@ def _write(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
-
-
-def _flush_folder(path: Path) -> None:
-    if os.name == "nt":
-        return
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 @contextmanager

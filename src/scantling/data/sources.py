@@ -6,7 +6,7 @@ import hashlib
 import os
 import stat
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -239,8 +239,3 @@ def open_dataset(name: str, split: str) -> Any:
             raise ScantlingInputError(f"dataset {name!r} has no split {split!r}; it has {', '.join(rows)}")
         rows = rows[split]
     return rows
-
-
-def names_of(sources: Iterable[Source]) -> dict[str, str]:
-    """Hash by name, as the manifest keeps it."""
-    return {source.name: source.sha256 for source in sources}

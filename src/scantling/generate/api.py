@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from scantling.errors import ScantlingInputError
-from scantling.generate.batching import generate_all
+from scantling.generate.batching import in_order
 from scantling.generate.beam import Beams, beam_rows, beam_search, beam_texts
 from scantling.generate.engine import best_of, checked_mask, continue_ids
 from scantling.generate.request import Request
 from scantling.generate.sampling import Sampling
+from scantling.generate.session import start
 from scantling.generate.settings import Generation, Options
 from scantling.generate.text import complete
 
@@ -80,15 +81,16 @@ def generate(model: Model, prompt: Any, wanted: Wanted, attention_mask: Any) -> 
         return texts(model, prompt, wanted)[0].text
     if _texts(prompt):
         _no_mask(attention_mask, "texts have no padding")
-        return [one.text for one in _each(model, prompt, wanted)]
+        return [one.text for one in each(model, prompt, wanted)]
     if options.stop:
         raise ScantlingInputError("stop strings go with a text prompt; ids are not decoded")
     if wanted.best_of != 1:
         raise ScantlingInputError("best_of goes with a text prompt")
     if _unequal(prompt):
         _no_mask(attention_mask, "rows of unequal lengths have no padding")
-        made = _each(model, prompt, wanted)
-        return [[*row, *one.ids] for row, one in zip(prompt, made, strict=True)]
+        made = each(model, prompt, wanted)
+        begins = start(model, len(prompt)).tolist() if model.parts.two_stacks else prompt
+        return [[*row, *one.ids] for row, one in zip(begins, made, strict=True)]
     ids = model.ids(prompt)
     if wanted.beams is None:
         return continue_ids(model, ids, wanted.max_new_tokens, wanted.sampling, attention_mask, options)
@@ -106,15 +108,20 @@ def texts(model: Model, prompt: str, wanted: Wanted) -> list[Generation]:
     return [complete(model, prompt, *how)] if wanted.best_of == 1 else best_of(model, prompt, *how, wanted.best_of)
 
 
-def _each(model: Model, prompts: Sequence[Any], wanted: Wanted) -> list[Generation]:
-    """One text of each prompt, decoded together; of an encoder-decoder, one after the other."""
-    one_by_one = model.parts.two_stacks or wanted.beams is not None or wanted.best_of != 1
-    if not one_by_one:
+def each(model: Model, prompts: Sequence[Any], wanted: Wanted) -> Iterator[Generation]:
+    """One text of each prompt, in their order and as soon as it is there; decoded together, where none is searched for.
+
+    Raises:
+        ScantlingInputError: what one of the prompts is refused for; or rows of ids, and a search for the best text.
+    """
+    if wanted.beams is None and wanted.best_of == 1:
         asked = [Request(prompt, wanted.max_new_tokens, wanted.sampling, wanted.options) for prompt in prompts]
-        return [handle.result() for handle in generate_all(model, asked)]
+        yield from (handle.result() for handle in in_order(model, asked))
+        return
     if not _texts(prompts):
-        raise ScantlingInputError("rows of unequal lengths: only plain generation by a decoder takes them together")
-    return [texts(model, prompt, wanted)[0] for prompt in prompts]
+        raise ScantlingInputError("rows of unequal lengths: only plain generation takes them together")
+    for prompt in prompts:
+        yield texts(model, prompt, wanted)[0]
 
 
 def _no_mask(attention_mask: Any, why: str) -> None:

@@ -3,60 +3,37 @@
 A step is at most so many tokens of prompts, and one token for every request that is past its prompt; so a long prompt
 delays the others by a piece and not by itself. Requests begin in the order in which they came. Where the cache is full,
 the one that began last gives its blocks back and is read again later.
+
+The prompt of an encoder-decoder is a source. It is read both ways, so it cannot be cut: one that is longer than a piece
+goes through whole and delays the others by its own length; short ones go through together. What is kept of a source has
+blocks of its own until its request is over, so that none is encoded twice.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from scantling.errors import ScantlingInputError
+from scantling.generate.limits import Limits
 from scantling.generate.packed_pages import PackedPages
-from scantling.generate.request import Handle, Request, ids_of
+from scantling.generate.pages import Pages
+from scantling.generate.request import Handle, Request, ids_of, sources_of
 from scantling.generate.room import check_writes
 from scantling.generate.session import follows_length, positioned, renewals
-from scantling.parts.part import Workload
 from scantling.tensor.context import Context
-from scantling.tensor.paged import Blocks, PagedCache, PagedRows
+from scantling.tensor.paged import PagedCache
 
 if TYPE_CHECKING:
     from scantling.generate.compiled import Paged
     from scantling.model import Model
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How much an engine takes on.
-
-    Attributes:
-        rows: requests that are in the cache at once.
-        positions: positions that the cache holds, of all of them together.
-        block: positions of a block; a beginning is shared in whole blocks.
-        chunk: tokens of prompts that go through in one step, and more only where a prompt cannot be cut.
-        numbers: ``plain`` or ``int8``; see `tensor.store`.
-        invariant: every request computes alone, so that not even a rounding depends on what else is in the batch. It
-            costs what batching gains: weights are read once per request and token. The compiled pass always does so.
-    """
-
-    rows: int = 16
-    positions: int = 16384
-    block: int = 16
-    chunk: int = 256
-    numbers: str = "plain"
-    invariant: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("rows", "positions", "block", "chunk"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ScantlingInputError(f"{name} is {value!r}; a whole number of at least 1 is needed")
-        if self.positions < self.block:
-            raise ScantlingInputError(f"a cache of {self.positions} positions has no block of {self.block}")
+__all__ = ["Engine", "Limits", "in_order"]
 
 
 class Engine:
@@ -64,25 +41,14 @@ class Engine:
 
     Attributes:
         waiting, prefilling, decoding: requests by where they stand.
+        blocks, sources: of the cache, those of texts, and of an encoder-decoder those of its sources.
         preempted: how often a request gave its blocks back.
         shared: positions that were not computed because another request had them.
     """
 
     def __init__(self, model: Model, limits: Limits | None = None) -> None:
         check_writes(model)
-        if model.parts.two_stacks:
-            raise ScantlingInputError(
-                f"{model.card.name} is an encoder-decoder; the engine batches decoders, which read one text"
-            )
         self.model, self.limits = model, limits or Limits()
-        size = self.limits.block
-        self.blocks = Blocks(self.limits.positions // size, size)
-        self.cache: PagedCache | PackedPages
-        if model.packed is not None:
-            self.cache = PackedPages(model, model.packed, self.limits)
-        else:
-            shapes = model.parts.named_state(Workload(tokens=size))
-            self.cache = PagedCache(shapes, self.blocks.count, model.dtype, model.device, self.limits.numbers)
         self.waiting: deque[Handle] = deque()
         self.prefilling: deque[Handle] = deque()
         self.decoding: list[Handle] = []
@@ -94,14 +60,15 @@ class Engine:
         self._whole = by_length or model.reads_prefix
         # The compiled pass computes every token alone, whatever else is in a batch.
         self._apart = self.limits.invariant and model.packed is None
-        self._shares = not (self._whole or self._apart)
+        self._pages = Pages(model, self.limits, shares=not (self._whole or self._apart))
+        self.blocks, self.sources, self.cache = self._pages.texts, self._pages.sources, self._pages.cache
         self._reserves = follows_length(model) or self._apart
         self._by_length = by_length
         # Alone it is always one row that computes; else a last one is joined by itself, and shares the rows' step.
         self._alone = self._apart or self.limits.rows == 1
         self._step: Paged | None = None
         if model.compiled is not None and isinstance(self.cache, PagedCache):
-            self._step = model.compiled.paged(model, self.cache, size, 1 if self._alone else 2)
+            self._step = model.compiled.paged(model, self.cache, self.limits.block, 1 if self._alone else 2)
 
     @property
     def busy(self) -> bool:
@@ -119,13 +86,7 @@ class Engine:
             raise ScantlingInputError(f"{request!r} is no request; give a scantling.generate.Request")
         self._submitted += 1
         handle = Handle(self.model, request, self._submitted)
-        needed = self._blocks_of(len(handle.prompt) + handle.limit)
-        if needed > self.blocks.count:
-            raise ScantlingInputError(
-                f"a prompt of {len(handle.prompt)} tokens and {handle.limit} new ones need {needed} blocks of "
-                f"{self.blocks.size} positions and the cache has {self.blocks.count}: allow fewer new tokens, or give "
-                "the cache more positions"
-            )
+        self._pages.check(handle)
         self.waiting.append(handle)
         return handle
 
@@ -142,9 +103,6 @@ class Engine:
         while self.busy:
             self.step()
 
-    def _blocks_of(self, positions: int) -> int:
-        return -(-positions // self.blocks.size)
-
     def _let_go(self) -> list[Handle]:
         gone = [handle for queue in (self.waiting, self.prefilling, self.decoding) for handle in queue]
         gone = [handle for handle in gone if handle.cancelled]
@@ -156,75 +114,64 @@ class Engine:
         for queue in (self.waiting, self.prefilling, self.decoding):
             if handle in queue:
                 queue.remove(handle)
-        each = self.cache.nbytes // self.blocks.count
-        handle.end(reason, len(handle.table) * each)
-        self._free(handle)
+        handle.end(reason, self._pages.nbytes_of(handle))
+        self._pages.release(handle)
         return handle
-
-    def _free(self, handle: Handle) -> None:
-        self.blocks.give_back(handle.table)
-        handle.table, handle.past, handle.chain = [], 0, 0
 
     def _admit(self) -> None:
         while self.waiting and len(self.prefilling) + len(self.decoding) < self.limits.rows:
             handle = self.waiting[0]
-            whole = handle.whole
-            table, chain = self.blocks.begin(whole) if self._shares else ([], 0)
-            least = len(handle.prompt) + handle.limit if self._reserves else len(whole)
+            least = handle.most if self._reserves else len(handle.whole)
             # One block stays free for each that decodes, so that nobody is let in only to be sent away.
-            spare = 0 if self._reserves else len(self.decoding)
-            if self._blocks_of(least) - len(table) + spare > self.blocks.free:
-                self.blocks.give_back(table)
+            if not self._pages.admit(handle, least, spare=0 if self._reserves else len(self.decoding)):
                 return
             self.waiting.popleft()
-            handle.table, handle.chain = table, chain
-            handle.past = len(table) * self.blocks.size
             self.shared += handle.past
-            self._hold(handle, least)
             self.prefilling.append(handle)
-
-    def _hold(self, handle: Handle, positions: int) -> bool:
-        """Blocks for so many positions of a request; whether there were enough."""
-        while len(handle.table) < self._blocks_of(positions):
-            if not self.blocks.free:
-                return False
-            handle.table.append(self.blocks.take())
-        return True
 
     def _prefill(self) -> list[Handle]:
         """Prompts in turn, until `chunk` tokens went through; one that is not at its end goes to the back."""
-        left, done = self.limits.chunk, list[Handle]()
+        left, done, device = self.limits.chunk, list[Handle](), self.model.device
         while self.prefilling and left > 0:
-            handle = self.prefilling.popleft()
-            whole = handle.whole
-            new = len(whole) - handle.past
-            new = new if self._whole else min(new, self._piece(left))
-            left -= new
-            piece = torch.tensor([whole[handle.past : handle.past + new]], device=self.model.device)
-            logits = self._pass([handle], piece)
-            if handle.past < len(whole):
-                self.prefilling.append(handle)
-                continue
-            self.decoding.append(handle)
-            handle.draw(logits)
-            if handle.finished:
-                done.append(self._end(handle))
+            group, new = self._next(left)
+            ids = torch.tensor([one.whole[one.past : one.past + new] for one in group], device=device)
+            sources = sources_of(group, device)
+            left -= ids.numel() if sources is None else sources.numel()
+            for handle, logits in zip(group, self._pass(group, ids, sources)[:, None], strict=True):
+                if handle.past < len(handle.whole):
+                    self.prefilling.append(handle)
+                    continue
+                self.decoding.append(handle)
+                done += self._drawn(handle, logits)
         return done
 
-    def _piece(self, left: int) -> int:
-        """Tokens of a piece; where roundings may not depend on the others, each piece has its own full length."""
-        return self.limits.chunk if self._apart else left
+    def _next(self, left: int) -> tuple[list[Handle], int]:
+        """Who is read now, and how many tokens of each: one of a piece, or some whose sources go through together."""
+        first = self.prefilling.popleft()
+        new = len(first.whole) - first.past
+        if not first.unread:
+            # Where roundings may not depend on the others, each piece has its own full length.
+            return [first], new if self._whole else min(new, self.limits.chunk if self._apart else left)
+        group, longest = [first], len(first.source)
+        while not (self._by_length or self._apart) and self.prefilling and self.prefilling[0].unread:
+            longest = max(longest, len(self.prefilling[0].source))
+            if (len(group) + 1) * longest > left:
+                break
+            group.append(self.prefilling.popleft())
+        return group, new
 
     def _decode(self) -> list[Handle]:
-        rows = self._with_room()
-        done = []
-        for group in self._groups(rows):
+        done = list[Handle]()
+        for group in self._groups(self._with_room()):
             logits = self._pass(group, ids_of(group, self.model.device))
-            for i, handle in enumerate(group):
-                handle.draw(logits[i : i + 1])
-                if handle.finished:
-                    done.append(self._end(handle))
+            for handle, own in zip(group, logits[:, None], strict=True):
+                done += self._drawn(handle, own)
         return done
+
+    def _drawn(self, handle: Handle, logits: Tensor) -> list[Handle]:
+        """A request that has its next token now, by logits (1, V); in the list if that was the last."""
+        handle.draw(logits)
+        return [self._end(handle)] if handle.finished else []
 
     def _with_room(self) -> list[Handle]:
         """The requests that decode now, each with a block for its next position; the last to come make room."""
@@ -236,7 +183,7 @@ class Engine:
                 # LongRoPE: past this length its keys are void.
                 self._again(handle)
                 continue
-            while not self._hold(handle, handle.past + 1):
+            while not self._pages.hold(handle, handle.past + 1):
                 self._again(max((*self.decoding, *self.prefilling), key=lambda other: other.number))
                 if handle not in self.decoding:
                     break
@@ -245,10 +192,10 @@ class Engine:
         return [handle for handle in rows if handle in self.decoding]
 
     def _again(self, handle: Handle) -> None:
-        """Take a request's blocks; it is the next to be read, with what it has written."""
+        """Take the blocks of a request's text; it is the next to be read, with what it has written."""
         self.preempted += 1
         (self.decoding if handle in self.decoding else self.prefilling).remove(handle)
-        self._free(handle)
+        self._pages.forget(handle)
         self.waiting.appendleft(handle)
 
     def _groups(self, rows: Sequence[Handle]) -> list[list[Handle]]:
@@ -261,27 +208,32 @@ class Engine:
             groups.setdefault(key, []).append(handle)
         return list(groups.values())
 
-    def _pass(self, handles: Sequence[Handle], ids: Tensor) -> Tensor:
-        """Bring ids (B, T) behind what each request has in the cache: logits (B, V) of the last position."""
-        pasts, tables = [handle.past for handle in handles], [handle.table for handle in handles]
+    def _pass(self, handles: Sequence[Handle], ids: Tensor, sources: Tensor | None = None) -> Tensor:
+        """Bring ids (B, T) behind what each request has in the cache: logits (B, V) of the last position.
+
+        Args:
+            sources: (B, S), where they are still to be encoded.
+        """
         if isinstance(self.cache, PackedPages):
+            tables, pasts = [handle.table for handle in handles], [handle.past for handle in handles]
             logits = self.cache.read(tables, pasts, ids)
         else:
-            logits = self._through_net(handles, self.cache.rows(tables, pasts, self.blocks.size), ids)
+            logits = self._through_net(handles, ids, sources)
         for handle in handles:
-            self._filled(handle, ids.shape[1])
+            self._pages.filled(handle, ids.shape[1])
         return logits
 
-    def _through_net(self, handles: Sequence[Handle], rows: PagedRows, ids: Tensor) -> Tensor:
+    def _through_net(self, handles: Sequence[Handle], ids: Tensor, sources: Tensor | None) -> Tensor:
         pasts, new = [handle.past for handle in handles], ids.shape[1]
         if self._step is not None and new == 1 and not any(max(pasts) >= length for length in self._renewals):
             return self._stepped(self._step, handles, ids[:, 0])
         positions = torch.tensor(pasts, device=ids.device)[:, None] + torch.arange(new, device=ids.device)
         prefixes = None
         if self.model.reads_prefix:
-            prefixes = torch.tensor([len(handle.prompt) for handle in handles], device=ids.device)
+            prefixes = torch.tensor([len(handle.begins) for handle in handles], device=ids.device)
+        rows = self._pages.rows(handles)
         ctx = Context.of(ids, positions=positions, cache=rows, last_only=True, prefix_lengths=prefixes)
-        logits: Tensor = self.model.net(ids, ctx, None)[:, -1]
+        logits: Tensor = self.model.net(ids, ctx, sources)[:, -1]
         return logits
 
     def _stepped(self, step: Paged, handles: Sequence[Handle], ids: Tensor) -> Tensor:
@@ -293,26 +245,18 @@ class Engine:
         pasts = torch.tensor([handle.past for handle in rows], device=ids.device)
         return step(ids, pasts, torch.tensor(tables, device=ids.device))[: len(handles)]
 
-    def _filled(self, handle: Handle, new: int) -> None:
-        size, whole = self.blocks.size, handle.whole
-        if self._shares:
-            for i in range(handle.past // size, (handle.past + new) // size):
-                handle.chain = self.blocks.publish(handle.table[i], handle.chain, whole[i * size : (i + 1) * size])
-        handle.past += new
 
-
-def generate_all(model: Model, requests: Sequence[Request], rows: int = 16) -> list[Handle]:
-    """Every request, in the order given, at most `rows` of them decoded together.
+def in_order(model: Model, requests: Sequence[Request], rows: int = 16) -> Iterator[Handle]:
+    """Every request in the order given, each as soon as it and those before it are finished; `rows` at once at most.
 
     Raises:
-        ScantlingError: what `Engine.submit` refuses, or what one of them failed with.
+        ScantlingError: what `Engine.submit` refuses, before anything is decoded; or what one of them failed with.
     """
-    needs = sorted(len(one.prompt) + one.limit for one in (Handle(model, request) for request in requests))
-    block = Limits().block
-    engine = Engine(model, Limits(rows=rows, positions=sum(-(-need // block) * block for need in needs[-rows:])))
-    handles = [engine.submit(request) for request in requests]
-    engine.run()
-    for handle in handles:
+    asked = [Handle(model, request) for request in requests]
+    engine = Engine(model, Limits.for_all([(one.most, len(one.source)) for one in asked], rows))
+    for handle in [engine.submit(request) for request in requests]:
+        while not handle.finished:
+            engine.step()
         if handle.error is not None:
             raise handle.error
-    return handles
+        yield handle

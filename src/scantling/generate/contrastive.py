@@ -2,7 +2,8 @@
 
 Su, Lan, Wang, Yogatama, Kong, Collier, A Contrastive Framework for Neural Text Generation (arXiv:2202.06417): the next
 token is the candidate v of the k likeliest with the largest (1 - alpha) p(v) - alpha max_j cos(h_v, h_j), where h_v is
-the state of v after the text so far, and h_j those of the tokens of the text, the prompt included.
+the state of v after the text so far, and h_j those of the tokens of the text, the prompt included. Of an
+encoder-decoder the states are the decoder's, and the text is the target with what it begins with.
 """
 
 from __future__ import annotations
@@ -56,17 +57,15 @@ def search(
     keeping: Keeping | None = None,
     chunk: int | None = None,
 ) -> Iterator[tuple[int, Tensor, AnySession]]:
-    """New tokens after a prompt (1, T), each with the logits (1, V) that it was chosen by and the session.
+    """New tokens after a prompt or source (1, T), each with the logits (1, V) that it was chosen by and the session.
 
     Args:
         sampling: its penalties, n-gram blocking and bias act on the logits before the candidates are taken.
         history: what stands before; it is told of every token.
 
     Raises:
-        ScantlingInputError: several prompts, an encoder-decoder, a temperature, or what `begin` refuses.
+        ScantlingInputError: several prompts, a temperature, or what `begin` refuses.
     """
-    if model.parts.two_stacks:
-        raise ScantlingInputError(f"{model.card.name} is an encoder-decoder; contrastive search is for decoders")
     if ids.shape[0] != 1:
         raise ScantlingInputError(f"contrastive search takes one prompt at a time, and {ids.shape[0]} are given")
     if not sampling.greedy:
@@ -76,7 +75,8 @@ def search(
     known = known_tokens(model)
     with _states(model) as seen:
         # The compiled pass gives no states.
-        session, logits, limit = begin(model, ids, max_new_tokens, keeping=keeping or Keeping(), chunk=chunk)
+        kept = keeping or Keeping()
+        session, logits, limit = begin(model, ids, max_new_tokens, keeping=kept, chunk=chunk, reads_last=True)
         states = _unit(torch.cat(seen, 1)[0])
         for _ in range(limit):
             row = logits[:, :known]

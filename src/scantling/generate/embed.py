@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scantling.errors import ScantlingInputError
-from scantling.generate.laid_out import can, laid_out
+from scantling.generate.laid_out import can, hooked, laid_out
 from scantling.parts.heads import Head, Labels, TextVector
 from scantling.passes import Given, prepare
 from scantling.tensor.context import Context
@@ -96,24 +96,45 @@ def encode(model: Model, texts: Sequence[str], limit: int | None = None, why: st
         raise ScantlingInputError("no text is given: at least one is needed")
     limit, why = (model.card.context, f"the context holds {model.card.context}") if limit is None else (limit, why)
     rows, notes = [], []
+    around: _Around | None = None
     for number, (text, row) in enumerate(zip(texts, model.tokenizer.encode_many(texts), strict=True), 1):
         if not row:
             raise ScantlingInputError(f"text {number} is empty: at least one token is needed")
         if len(row) > limit:
-            bare = model.tokenizer.encode(text, add_special=False)
-            if len(row) - len(bare) >= limit:
+            if around is None or not around.fits(row):
+                around = _Around.of(row, model.tokenizer.encode(text, add_special=False))
+            if around.size >= limit:
                 raise ScantlingInputError(f"{why}: the special tokens around text {number} leave no room for it")
             notes.append(f"text {number} has {len(row)} tokens and {why}; its end is cut")
-            row = _shortened(row, bare, limit)
+            row = around.shortened(row, limit)
         rows.append(row)
     return Encoded(rows, tuple(notes))
 
 
-def _shortened(row: list[int], bare: list[int], limit: int) -> list[int]:
-    """The row with as many tokens of the text as fit; the special tokens around it stay."""
-    around = len(row) - len(bare)
-    start = next((i for i in range(around + 1) if row[i : i + len(bare)] == bare), around)
-    return row[:start] + bare[: limit - around] + row[start + len(bare) :]
+@dataclass(frozen=True)
+class _Around:
+    """The special tokens before and behind a text: the same for all texts, so that one is read twice and not each."""
+
+    before: list[int]
+    behind: list[int]
+
+    @classmethod
+    def of(cls, row: list[int], bare: list[int]) -> _Around:
+        """From the ids of a text with them, and without."""
+        added = len(row) - len(bare)
+        start = next((i for i in range(added + 1) if row[i : i + len(bare)] == bare), added)
+        return cls(row[:start], row[start + len(bare) :])
+
+    @property
+    def size(self) -> int:
+        return len(self.before) + len(self.behind)
+
+    def fits(self, row: list[int]) -> bool:
+        return row[: len(self.before)] == self.before and row[len(row) - len(self.behind) :] == self.behind
+
+    def shortened(self, row: list[int], limit: int) -> list[int]:
+        """The row with as many tokens of the text as fit; the special tokens around it stay."""
+        return row[: limit - len(self.behind)] + self.behind
 
 
 def batches(
@@ -168,11 +189,16 @@ def vectors(
     Args:
         batch_size: as `batches` takes it.
         compiled: through torch.compile, which takes a minute before the first vector; it pays for many texts.
+
+    Raises:
+        ScantlingInputError: the batch size is not positive, or a compiled net is watched or edited.
     """
     out = torch.empty(len(rows), model.card.d_model)
     head = isinstance(model.parts.head, TextVector)
     if not compiled and sum(map(len, rows)) >= MANY_TOKENS and can(model.net):
         model = replace(model, net=laid_out(model.net))
+    if compiled and hooked(model.net):
+        raise ScantlingInputError("compiled code would not notice that the net is watched or edited: leave it out")
     run = _compiled(model.net) if compiled else model.net
     with torch.inference_mode():
         for chosen, ids, mask in batches(model, rows, batch_size):

@@ -13,13 +13,14 @@ from scantling import inputs
 from scantling.errors import ScantlingInputError
 from scantling.generate.constrain import Shape
 from scantling.generate.contrastive import search
+from scantling.generate.ledger import Ledger
 from scantling.generate.processors import History
 from scantling.generate.room import encoded, known_tokens, room
 from scantling.generate.sample import choose, logprobs
 from scantling.generate.sampling import Sampling
 from scantling.generate.session import AnySession, Session, Source, begin, start
 from scantling.generate.settings import Chosen, Generation, Options
-from scantling.generate.speculative import Ledger, Speculation
+from scantling.generate.speculative import Speculation
 from scantling.generate.text import complete
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Drawn:
         logits: (B, V), the model's own, that they were drawn from.
         fulfilled: every row has a constraint that lets nothing more come.
         ledger: how drafts fare, where there are any.
+        draft_bytes: allocated for keys and values of a draft model.
     """
 
     ids: Tensor
@@ -58,6 +60,12 @@ class Drawn:
     session: AnySession
     fulfilled: bool = False
     ledger: Ledger | None = None
+    draft_bytes: int = 0
+
+    @property
+    def cache_bytes(self) -> int:
+        """Allocated for keys and values."""
+        return self.session.cache.nbytes + self.draft_bytes
 
 
 def tokens(
@@ -102,7 +110,7 @@ def _with_drafts(
     assert options.drafting is not None
     made = Speculation(model, ids, max_new_tokens, sampling, options.drafting, options.keeping, options.chunk)
     for token, logits in made:
-        yield Drawn(ids.new_tensor([token]), logits, made.session, ledger=made.ledger)
+        yield Drawn(ids.new_tensor([token]), logits, made.session, ledger=made.ledger, draft_bytes=made.draft_bytes)
 
 
 def _contrastive(
@@ -141,7 +149,7 @@ def one_by_one(
         if options.logprobs is not None:
             (logprob,) = logprobs(drawn.logits, [token], options.logprobs)
         rows = 1 if options.contrastive is None else min(options.contrastive.top_k, known_tokens(model))
-        yield Chosen(token, drawn.session.cache.nbytes, drawn.fulfilled, logprob, drawn.ledger, rows)
+        yield Chosen(token, drawn.cache_bytes, drawn.fulfilled, logprob, drawn.ledger, rows)
 
 
 def best_of(

@@ -31,10 +31,11 @@ GELU = {"gelu": "none", "gelu_tanh": "tanh"}
 def can(net: nn.Module) -> bool:
     """Whether these weights can be laid out here: on the CPU, in float32 or bfloat16, by a torch that has oneDNN.
 
-    Where it is the torch that cannot, standard error says so, once.
+    A net that is watched or edited (`lens`) stays as it was built. Where it is the torch that cannot, standard error
+    says so, once.
     """
     first = next(net.parameters())
-    if first.device.type != "cpu" or first.dtype not in (torch.float32, torch.bfloat16):
+    if first.device.type != "cpu" or first.dtype not in (torch.float32, torch.bfloat16) or hooked(net):
         return False
     lacking = [f"torch.ops.mkldnn.{name}" for name in OPERATORS if not hasattr(torch.ops.mkldnn, name)]
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -42,6 +43,11 @@ def can(net: nn.Module) -> bool:
     if lacking:
         _say(f"note: torch {torch.__version__} lacks {' and '.join(lacking)}: vectors are computed more slowly")
     return not lacking
+
+
+def hooked(net: nn.Module) -> bool:
+    """Whether anything looks at what passes the net: a twin would not show it, or would go on showing it."""
+    return any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
 
 
 @cache

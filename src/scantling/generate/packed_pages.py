@@ -14,7 +14,7 @@ from scantling.native.decoder import Decoder
 from scantling.native.tiles import ROWS
 
 if TYPE_CHECKING:
-    from scantling.generate.batching import Limits
+    from scantling.generate.limits import Limits
     from scantling.generate.packed import PackedWeights
     from scantling.model import Model
 
@@ -40,7 +40,7 @@ class PackedPages:
             raise ScantlingInputError(f"the compiled pass keeps float32, and numbers are to be {limits.numbers!r}")
         self._pages_of_block = limits.block // ROWS
         self._vocab = model.card.vocab_size
-        count = limits.positions // limits.block
+        self._count = count = limits.positions // limits.block
         self._decoder = Decoder(
             packed.weights,
             slots=limits.rows,
@@ -49,6 +49,10 @@ class PackedPages:
             quantised=packed.activations == "int8",
         )
         self.nbytes = self._decoder.cache_nbytes
+
+    def nbytes_of(self, blocks: int, source_blocks: int = 0) -> int:
+        """Bytes of so many blocks; there are none of sources."""
+        return self.nbytes // self._count * blocks
 
     def read(self, tables: Sequence[Sequence[int]], pasts: Sequence[int], ids: Tensor) -> Tensor:
         """Bring ids (B, T) behind what rows have in their blocks: logits (B, V) of the last position."""

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from scantling.errors import ScantlingError, ScantlingInputError
-from scantling.generate.batching import Engine, Limits
+from scantling.generate.batching import Engine
+from scantling.generate.limits import Limits
 from scantling.generate.request import Handle, Request
-from scantling.generate.room import encoded, room
+from scantling.generate.room import encoded, needed
 from scantling.generate.sampling import Sampling
 from scantling.generate.settings import Generation
-from scantling.generate.text import complete
 
 if TYPE_CHECKING:
     from scantling.model import Model
@@ -114,19 +114,15 @@ def limits_for(model: Model, lines: list[Line], rows: int) -> Limits:
     Raises:
         ScantlingInputError: a prompt is empty or leaves no room in the context.
     """
-    if model.parts.two_stacks:
-        return Limits(rows=rows)
-    block = Limits().block
-    needs = sorted(-(-_positions(model, line) // block) * block for line in lines)
-    return Limits(rows=rows, positions=max(needs[-1], min(sum(needs[-rows:]), Limits().positions)))
+    return Limits.for_all([_needed(model, line) for line in lines], rows, Limits().positions)
 
 
-def _positions(model: Model, line: Line) -> int:
+def _needed(model: Model, line: Line) -> tuple[int, int]:
     request = line.request
     assert isinstance(request.prompt, str)
     try:
-        read = len(encoded(model, request.prompt, request.max_new_tokens))
-        return read + room(model, read, request.max_new_tokens)
+        read = encoded(model, request.prompt, request.max_new_tokens)
+        return needed(model, len(read), request.max_new_tokens)
     except ScantlingInputError as error:
         raise ScantlingInputError(f"prompt {line.index}: {error}") from None
 
@@ -211,12 +207,6 @@ def _appending(out: Path) -> IO[str]:
 
 def _made(model: Model, lines: list[Line], limits: Limits | None) -> Iterator[tuple[Line, Generation]]:
     """Each line with its text, in the order in which they end."""
-    if model.parts.two_stacks:
-        for line in lines:
-            request = line.request
-            assert isinstance(request.prompt, str)
-            yield line, complete(model, request.prompt, request.max_new_tokens, request.sampling, request.options)
-        return
     engine, pending = Engine(model, limits), dict[int, Line]()
     waiting = iter(lines)
     more = True

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from scantling.errors import ScantlingError, ScantlingInputError
 from scantling.generate.engine import begun
-from scantling.generate.room import encoded, known_tokens, room
+from scantling.generate.room import encoded, known_tokens, needed, room
 from scantling.generate.sample import Logprob, choose, logprobs
 from scantling.generate.sampling import Sampling
 from scantling.generate.settings import Generation, Options
 from scantling.generate.writer import Writer
+from scantling.tensor.paged import Chain
 
 if TYPE_CHECKING:
     from scantling.model import Model
@@ -27,7 +28,7 @@ class Request:
     """What is wanted.
 
     Attributes:
-        prompt: text, or ids.
+        prompt: text, or ids; of an encoder-decoder, the source.
         max_new_tokens: at most so many; the context may allow fewer.
         options: `keeping` and `chunk` are the engine's, and stay None.
     """
@@ -42,12 +43,18 @@ class Handle:
     """One request on its way; made by `Engine.submit`.
 
     Attributes:
+        prompt: ids of what was asked.
+        source: of an encoder-decoder, the same ids; else empty.
+        begins: what the text begins with: the prompt, or what the targets of an encoder-decoder begin with.
+        most: positions that the text may come to.
         ids: the new tokens so far.
         error: what went wrong, or None.
         number: its place in the order in which requests came.
-        table: the blocks of the cache that it holds.
-        past: positions of it in the cache.
-        chain: what its full blocks are known by.
+        table: the blocks of the cache that its text holds.
+        source_table: those that its source holds.
+        unread: whether its source is still to be encoded.
+        past: positions of its text in the cache.
+        root, chain: what its first block, and the next one, are known by.
     """
 
     def __init__(self, model: Model, request: Request, number: int = 0) -> None:
@@ -73,6 +80,10 @@ class Handle:
             raise ScantlingInputError(f"max_new_tokens is {limit}; at least 1 is needed")
         self.request, self.limit = request, room(model, len(self.prompt), limit)
         (self._history,) = begun(model, model.ids(self.prompt), None, options.shape)
+        self.source, self.begins = (
+            (self.prompt, [*self._history.prompt]) if model.parts.two_stacks else ([], self.prompt)
+        )
+        self.most, _ = needed(model, len(self.prompt), limit)
         self._generator = request.sampling.generators(1)
         self._known, self._eos = known_tokens(model), frozenset[int]() if options.ignore_eos else model.eos_ids
         self._writer = None if model.tokenizer is None else Writer(model, options)
@@ -83,8 +94,10 @@ class Handle:
         self.number = number
         self.error: ScantlingError | None = None
         self.ids: list[int] = []
-        self.table: list[int] = []
-        self.past = self.chain = 0
+        self.table, self.source_table = list[int](), list[int]()
+        self.past, self.unread = 0, bool(self.source)
+        self.root: Chain = tuple(self.source) or 0
+        self.chain = self.root
 
     @property
     def finished(self) -> bool:
@@ -103,8 +116,8 @@ class Handle:
 
     @property
     def whole(self) -> list[int]:
-        """Prompt and new tokens."""
-        return [*self.prompt, *self.ids]
+        """What the text begins with, and its new tokens."""
+        return [*self.begins, *self.ids]
 
     def take(self) -> str:
         """The text that became certain since the last call."""
@@ -187,3 +200,15 @@ class Handle:
 def ids_of(handles: Sequence[Handle], device: torch.device) -> Tensor:
     """The last token of each, (B, 1)."""
     return torch.tensor([[handle.ids[-1]] for handle in handles], device=device)
+
+
+def sources_of(handles: Sequence[Handle], device: torch.device) -> Tensor | None:
+    """The sources of some requests, which all are still to be encoded, padded on the right: (B, S).
+
+    None where they are not.
+    """
+    if not handles[0].unread:
+        return None
+    longest = max(len(handle.source) for handle in handles)
+    rows = [[*handle.source, *[0] * (longest - len(handle.source))] for handle in handles]
+    return torch.tensor(rows, device=device)

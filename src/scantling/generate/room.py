@@ -11,10 +11,13 @@ if TYPE_CHECKING:
     from scantling.model import Model
 
 
-def room(model: Model, prompt: int, max_new_tokens: int) -> int:
+def room(model: Model, prompt: int, max_new_tokens: int, reads_last: bool = False) -> int:
     """New tokens that a prompt of that many tokens may have.
 
     Of an encoder-decoder, the prompt is a source: the target starts anew, and has a limit where positions do.
+
+    Args:
+        reads_last: the last new token goes through the model too, as the candidates of a contrastive search do.
 
     Raises:
         ScantlingInputError: the prompt leaves no room in the context.
@@ -26,13 +29,24 @@ def room(model: Model, prompt: int, max_new_tokens: int) -> int:
             return max_new_tokens
         if prompt > limit:
             raise ScantlingInputError(f"the source has {prompt} tokens and the model has {positions_text(model.card)}")
-        # The last token generated is not read again, so it needs no position.
-        return min(max_new_tokens, limit)
+        # A target begins with a token that is not new, and one that is not read needs no position.
+        return min(max_new_tokens, limit - int(reads_last))
     if prompt >= context:
         raise ScantlingInputError(
             f"the prompt has {prompt} tokens and the context holds {context}: at most {context - 1} leave room"
         )
     return min(max_new_tokens, context - prompt)
+
+
+def needed(model: Model, prompt: int, max_new_tokens: int) -> tuple[int, int]:
+    """Positions that a prompt of so many tokens and what is written come to at most: of the text, and of a source.
+
+    Raises:
+        ScantlingInputError: as `room`.
+    """
+    new = room(model, prompt, max_new_tokens)
+    # A target has one token before those that are written.
+    return (1 + new, prompt) if model.parts.two_stacks else (prompt + new, 0)
 
 
 def check_writes(model: Model) -> None:

@@ -119,13 +119,18 @@ class Session:
         """One more token per row, ids (B): logits (B, V)."""
         return self.score(ids[:, None], last_only=True)[:, -1]
 
-    def score(self, ids: Tensor, last_only: bool = False) -> Tensor:
-        """More tokens per row, ids (B, T): logits (B, T, V) of every position, or of the last one (B, 1, V)."""
+    def score(self, ids: Tensor, last_only: bool = False, *, net: Any = None) -> Tensor:
+        """More tokens per row, ids (B, T): logits (B, T, V) of every position, or of the last one (B, 1, V).
+
+        Args:
+            net: goes through in place of the model's own: one that ends after its first layers. What the others keep of
+                these positions is not written, so they are rewound before the model goes on.
+        """
         positions = None
         if self._lengths is not None:
             positions = self._lengths + torch.arange(ids.shape[1], device=ids.device)
             self._lengths = self._lengths + ids.shape[1]
-        return self._pass(ids, positions, last_only)
+        return self._pass(ids, positions, last_only, net)
 
     def rewind(self, tokens: int) -> None:
         """Forget the last so many positions of every row.
@@ -156,7 +161,7 @@ class Session:
             padding = self.source.padding
             self.source = Source(self.source.ids[rows], None if padding is None else padding[rows])
 
-    def _pass(self, ids: Tensor, positions: Tensor | None, last_only: bool = True) -> Tensor:
+    def _pass(self, ids: Tensor, positions: Tensor | None, last_only: bool = True, net: Any = None) -> Tensor:
         new, end = ids.shape[1], self.filled + ids.shape[1]
         if self._renewals:
             self._passed.append((ids, positions))
@@ -179,7 +184,7 @@ class Session:
         if self.source is not None:
             ctx.source_padding = self.source.padding
             read = None if self.filled else self.source.ids
-        logits: Tensor = self.model.net(ids, ctx, read)
+        logits: Tensor = (net or self.model.net)(ids, ctx, read)
         self.cache.advance(ids.shape[1])
         self.filled = end
         return logits if last_only else logits[:, -new:]
@@ -224,15 +229,19 @@ def begin(
     *,
     keeping: Keeping | None = None,
     chunk: int | None = None,
+    reads_last: bool = False,
 ) -> tuple[AnySession, Tensor, int]:
     """A session with prompts (B, T) in it, the logits (B, V) after them, and how many new tokens there is room for.
+
+    Args:
+        reads_last: the last new token will be read as well; see `room`.
 
     Raises:
         ScantlingInputError: the prompt leaves no room in the context, the model writes no text, or a source is to be
             read in chunks.
     """
     check_writes(model)
-    limit = room(model, ids.shape[1], max_new_tokens)
+    limit = room(model, ids.shape[1], max_new_tokens, reads_last)
     if model.parts.two_stacks:
         if chunk is not None:
             raise ScantlingInputError(
@@ -240,7 +249,7 @@ def begin(
             )
         padded = attention_mask is not None and not bool(attention_mask.all())
         source = Source(ids, attention_mask if padded else None)
-        reader = Session(model, ids.shape[0], limit, source=source, keeping=keeping)
+        reader = Session(model, ids.shape[0], limit + int(reads_last), source=source, keeping=keeping)
         return reader, reader.prefill(start(model, ids.shape[0])), limit
     session: AnySession
     if model.packed is not None and keeping is None:

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from scantling.generate.constrain import Shape
     from scantling.generate.contrastive import Contrastive
     from scantling.generate.keeping import Keeping
+    from scantling.generate.ledger import Ledger
     from scantling.generate.sample import Logprob
-    from scantling.generate.speculative import Drafting, Ledger
+    from scantling.generate.speculative import Drafting
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Generation:
             limit, or a full context).
         prefill_seconds: the pass over the prompt and the choice of the first token.
         decode_seconds: everything after the first token.
-        cache_bytes: allocated for keys and values.
+        cache_bytes: allocated for keys and values, those of a draft model included.
         limit: new tokens that were allowed, by the caller and by the context.
         context_full: it ended because no position was left, before the caller's limit.
         logprobs: of each new token, where they were asked for.

@@ -22,19 +22,18 @@ import torch
 from torch import Tensor
 
 from scantling.errors import ScantlingInputError
-from scantling.generate.draft import Drafter, LookupDraft, ModelDraft, check_pair, early_exit
+from scantling.generate.draft import Drafter, ExitDraft, LookupDraft, ModelDraft, check_pair, early_exit
 from scantling.generate.keeping import Keeping
+from scantling.generate.ledger import TRIAL, Ledger
 from scantling.generate.processors import History, adjusted, filtered
 from scantling.generate.room import known_tokens
 from scantling.generate.sampling import Sampling
-from scantling.generate.session import AnySession, begin, follows_length, renewals
+from scantling.generate.session import AnySession, Session, begin, follows_length, renewals, start
 
 if TYPE_CHECKING:
     from scantling.model import Model
 
 RULES = ("shared", "residual")
-TRIAL = 6
-"""Rounds of drafts before they are judged, and between judgements; as many plain steps are timed before them."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,10 @@ class Drafting:
     """Who proposes and how proposals are judged; exactly one of model, layers and lookup.
 
     Attributes:
-        model: a smaller model with the same vocabulary.
-        layers: the model itself, ended after so many layers.
-        lookup: the text: what followed the last time that it ended with the same tokens, at most so many of them.
+        model: a smaller model with the same vocabulary; for an encoder-decoder another one, which reads the source too.
+        layers: the model itself, ended after so many layers, of an encoder-decoder those of its decoder.
+        lookup: the text, and of an encoder-decoder the source: what followed the same tokens there, at most so many of
+            them as the text ends with.
         count: tokens proposed at once.
         rule: ``shared`` or ``residual``.
         switch: stop drafting for the rest of the text when it is measured to be slower than plain decoding. Not under
@@ -68,63 +68,23 @@ class Drafting:
         if self.rule not in RULES:
             raise ScantlingInputError(f"unknown rule of acceptance {self.rule!r}: use one of {', '.join(RULES)}")
 
-    def drafter(self, model: Model, capacity: int, keeping: Keeping | None) -> Drafter:
-        """Who proposes, for one text of at most `capacity` positions."""
+    def drafter(self, session: AnySession, capacity: int, keeping: Keeping | None) -> Drafter:
+        """Who proposes, for the one text of a session, of at most `capacity` positions.
+
+        Raises:
+            ScantlingInputError: a model that cannot draft for the session's, or layers that it does not have.
+        """
+        model, read = session.model, session.source
+        source = None if read is None else read.ids[0].tolist()
         if self.lookup is not None:
-            return LookupDraft(self.lookup)
-        small = self.model if self.layers is None else early_exit(model, self.layers)
-        assert small is not None
-        check_pair(model, small)
-        return ModelDraft(small, capacity, keeping)
-
-
-@dataclass
-class Ledger:
-    """How drafts fare, as it is counted and timed.
-
-    Attributes:
-        drafted, accepted: proposals, and how many of them stayed.
-        rounds, tokens: passes that judged proposals, and the tokens that came of them.
-        seconds: of these rounds, drafting included.
-        plain_steps, plain_seconds: of steps without proposals, among them the first few.
-        off: drafting was stopped because it did not pay.
-    """
-
-    drafted: int = 0
-    accepted: int = 0
-    rounds: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    plain_steps: int = 0
-    plain_seconds: float = 0.0
-    off: bool = False
-
-    @property
-    def acceptance(self) -> float | None:
-        """Share of the proposals that stayed; None where there were none."""
-        return self.accepted / self.drafted if self.drafted else None
-
-    @property
-    def speed_up(self) -> float | None:
-        """Seconds per token of plain steps over those of rounds with drafts; None until both were timed."""
-        if not (self.plain_steps and self.tokens and self.seconds):
-            return None
-        return (self.plain_seconds / self.plain_steps) / (self.seconds / self.tokens)
-
-    def plain(self, seconds: float) -> None:
-        """One step without proposals."""
-        self.plain_steps += 1
-        self.plain_seconds += seconds
-
-    def round(self, drafted: int, accepted: int, seconds: float, switch: bool) -> None:
-        """One pass that judged proposals; where it is time to judge and they do not pay, they are switched off."""
-        self.drafted += drafted
-        self.accepted += accepted
-        self.rounds += 1
-        self.tokens += accepted + 1
-        self.seconds += seconds
-        due = switch and self.rounds % TRIAL == 0
-        self.off = due and self.speed_up is not None and self.speed_up < 1
+            return LookupDraft(self.lookup, source or ())
+        if self.layers is not None:
+            short = early_exit(model, self.layers)
+            # Only a session of PyTorch lets another net at its cache.
+            return ExitDraft(short, session) if isinstance(session, Session) else ModelDraft(short, capacity, keeping)
+        assert self.model is not None
+        check_pair(model, self.model)
+        return ModelDraft(self.model, capacity, keeping, source)
 
 
 def acceptance(p: Tensor, q: Tensor | None, token: int) -> float:
@@ -186,11 +146,9 @@ def check_speculation(model: Model, keeping: Keeping | None) -> None:
     """Refuse what cannot go back or cannot be judged several tokens at once.
 
     Raises:
-        ScantlingInputError: an encoder-decoder, a ring cache, or dynamic NTK.
+        ScantlingInputError: a ring cache, or dynamic NTK.
     """
     name = model.card.name
-    if model.parts.two_stacks:
-        raise ScantlingInputError(f"{name} is an encoder-decoder: drafts are for decoders")
     if keeping is not None and keeping.kind == "ring":
         raise ScantlingInputError("drafts that do not stay are taken back, and a ring cache cannot go back: use full")
     if follows_length(model):
@@ -198,7 +156,13 @@ def check_speculation(model: Model, keeping: Keeping | None) -> None:
 
 
 class Speculation:
-    """One text with drafts; iterate it for tokens with the logits (1, V) that they were drawn from."""
+    """One text, or target of a source, with drafts; iterate it for tokens with the logits (1, V) of each.
+
+    Attributes:
+        session: of the model that judges.
+        limit: tokens that there is room for.
+        ledger: how drafts fare.
+    """
 
     def __init__(
         self,
@@ -217,9 +181,17 @@ class Speculation:
         self._may_switch = drafting.switch and (drafting.rule == "shared" or sampling.seed is None)
         self.session: AnySession
         self.session, self._logits, self.limit = begin(model, ids, max_new_tokens, keeping=keeping, chunk=chunk)
-        self._drafter = drafting.drafter(model, ids.shape[1] + self.limit, keeping)
-        self._history = History(ids[0].tolist())
+        begins = start(model, 1) if model.parts.two_stacks else ids
+        # The last token is not read: a target's place for it is that of the token that it begins with.
+        capacity = self.limit if model.parts.two_stacks else ids.shape[1] + self.limit
+        self._drafter = drafting.drafter(self.session, capacity, keeping)
+        self._history = History(begins[0].tolist())
         self.ledger = Ledger()
+
+    @property
+    def draft_bytes(self) -> int:
+        """Allocated for keys and values of the proposals beside those of the session."""
+        return self._drafter.nbytes
 
     def __iter__(self) -> Iterator[tuple[int, Tensor]]:
         judge, history, new = self._judge, self._history, self._history.new

@@ -76,7 +76,8 @@ class Text:
     def made_of(self, model: Model, tokens: Iterable[Chosen], options: Options) -> Generation:
         """What comes of the tokens, which are made as they are taken."""
         writer, found, ledger = self.writer, list["Logprob"](), None
-        limit, cache_bytes, fulfilled, rows = room(model, len(self.prompt), self.asked), 0, False, 1
+        limit = room(model, len(self.prompt), self.asked, options.contrastive is not None)
+        cache_bytes, fulfilled, rows = 0, False, 1
         began = first = time.perf_counter()
         for chosen in tokens:
             if not writer.ids:

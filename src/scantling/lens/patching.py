@@ -99,12 +99,7 @@ def patch_grid(
     """
     metric.check(lm)
     where, points = stack_of(lm, stack)[0], _points(lm, kind, stack)
-    before, spoilt = lm.ids(clean), lm.ids(clean if isinstance(corrupted, Noise) else corrupted)
-    if before.shape != spoilt.shape or before.shape[0] != 1:
-        raise ScantlingInputError(
-            f"the clean text has {before.shape[1]} tokens and the corrupted one {spoilt.shape[1]}: "
-            "patching needs one row of as many"
-        )
+    before, spoilt = _texts(lm, clean, corrupted)
     good = capture(lm, before, [f"{where}:in", *points], given)
     edits = _noises(good[f"{where}:in"], where, corrupted) if isinstance(corrupted, Noise) else [()]
     bad = torch.stack([metric(capture(lm, spoilt, [], given, edit).out)[0] for edit in edits]).mean()
@@ -124,6 +119,17 @@ def patch_grid(
     if len({len(row) for row in rows}) > 1:
         raise ScantlingInputError("layers have unequal numbers of heads, which make no grid: patch attn instead")
     return Grid(kind, torch.stack(rows), tuple(columns), score, float(bad), metric)
+
+
+def _texts(lm: Model, clean: Any, corrupted: Any) -> tuple[Tensor, Tensor]:
+    """Ids (1, T) of the clean text and of the one that is corrupted; the same where noise corrupts it."""
+    before, spoilt = lm.ids(clean), lm.ids(clean if isinstance(corrupted, Noise) else corrupted)
+    if before.shape != spoilt.shape or before.shape[0] != 1:
+        raise ScantlingInputError(
+            f"the clean text has {before.shape[1]} tokens and the corrupted one {spoilt.shape[1]}: "
+            "patching needs one row of as many"
+        )
+    return before, spoilt
 
 
 def _points(lm: Model, kind: str, stack: str | None) -> list[str]:

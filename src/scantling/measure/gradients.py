@@ -17,8 +17,8 @@ from scantling.measure.stream import stream
 from scantling.model import Model
 from scantling.parts.transformer import Transformer
 from scantling.train.forward import How, Inputs, forward
-from scantling.train.loss import IGNORED
 from scantling.train.optim import norms_by_block
+from scantling.train.scoring import IGNORED
 
 XIONG = "Xiong et al., On Layer Normalization in the Transformer Architecture, arXiv:2002.04745"
 

@@ -71,8 +71,9 @@ class Decoder:
         outline, out = self.packed.outline, self.packed.out
         a, d_head = outline.attention, outline.d_head
         widths = [out.columns, (a.n_heads + 2 * a.n_kv_heads) * d_head]
-        for layer in outline.layers:
-            widths.append((2 if isinstance(layer.mlp, GatedMLP) else 1) * padded(layer.mlp.d_ff, ROWS))
+        shared = [layer.experts.shared for layer in outline.layers if layer.experts and layer.experts.shared]
+        for mlp in (*(layer.mlp for layer in outline.layers), *shared):
+            widths.append((2 if isinstance(mlp, GatedMLP) else 1) * padded(mlp.d_ff, ROWS))
         # An odd number of lines, so that the rows of a pass do not meet in a set of the cache.
         self._widest = padded(max(widths), 2 * ROWS) + ROWS
         most = self.most_rows

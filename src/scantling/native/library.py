@@ -49,16 +49,28 @@ class Norm(ctypes.Structure):
     )
 
 
+class Mlp(ctypes.Structure):
+    """`Mlp` of program.h."""
+
+    _fields_ = (
+        *((name, Matrix) for name in ("up", "down")),
+        *((name, _int) for name in ("d_ff", "gated", "act", "pad")),
+        *((name, _float) for name in ("limit", "alpha")),
+    )
+
+
 class Layer(ctypes.Structure):
     """`Layer` of program.h."""
 
     _fields_ = (
-        *((name, Matrix) for name in ("qkv", "o", "up", "down", "router")),
+        *((name, Matrix) for name in ("qkv", "o", "router", "shared_gate")),
+        *((name, Mlp) for name in ("mlp", "shared")),
         ("norms", Norm * 6),
         *((name, Norm) for name in ("q_norm", "k_norm")),
-        *((name, _pointer) for name in ("cos", "sin", "slopes", "sinks")),
-        *((name, _int) for name in ("window", "d_ff", "gated", "act", "experts", "chosen", "scoring", "normalize")),
-        *((name, _float) for name in ("scale", "kept_scale", "limit", "alpha")),
+        *((name, _pointer) for name in ("cos", "sin", "slopes", "sinks", "selection")),
+        *((name, _int) for name in ("window", "experts", "chosen", "scoring", "normalize")),
+        *((name, _int) for name in ("expert_groups", "top_groups", "best_of_group")),
+        *((name, _float) for name in ("scale", "kept_scale")),
         *((name, _pointer) for name in ("keys", "values")),
     )
 
@@ -128,7 +140,7 @@ def library(march: str = "native") -> Any:
     ):
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, given
-    kinds = (Program, Layer, Matrix, Norm)
+    kinds = (Program, Layer, Mlp, Matrix, Norm)
     sizes = [loaded.sc_sizes(i) for i in range(len(kinds))]
     assert sizes == [ctypes.sizeof(kind) for kind in kinds], "program.h and library.py disagree"
     return loaded

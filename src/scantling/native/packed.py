@@ -14,7 +14,7 @@ from scantling.native.program import ACTS, SCORINGS, Layer, Outline
 from scantling.native.tiles import KINDS, ROWS, in_heads, joint, lay, nbytes, padded, tile_kind
 from scantling.native.weights import Weights
 from scantling.parts.leaf import HeadNorm, LayerNorm, RMSNorm
-from scantling.parts.mlp import GatedMLP
+from scantling.parts.mlp import MLP, GatedMLP
 from scantling.parts.position import ALiBi, Learned
 from scantling.parts.rope import RoPE
 
@@ -49,19 +49,29 @@ class Normed:
 
 
 @dataclass(frozen=True)
+class Widened:
+    """An MLP's matrices in the arena; gate and up are one."""
+
+    up: Tiled
+    down: Tiled
+
+
+@dataclass(frozen=True)
 class PackedLayer:
     """What a layer has in the arena; None where it has no such thing."""
 
     qkv: Tiled
     o: Tiled
-    up: Tiled
-    down: Tiled
+    mlp: Widened
+    shared: Widened | None
     router: Tiled | None
+    shared_gate: Tiled | None
     norms: tuple[Normed | None, ...]
     q_norm: Normed | None
     k_norm: Normed | None
     slopes: Place | None
     sinks: Place | None
+    selection: Place | None
 
 
 class Packed:
@@ -119,7 +129,7 @@ class Packed:
         for layer, held in zip(self.outline.layers, self.layers, strict=True):
             if layer.experts is not None:
                 idle = layer.experts.router.n_experts - layer.experts.router.top_k
-                unread += sum(m.data.nbytes // m.experts * idle for m in (held.up, held.down))
+                unread += sum(m.data.nbytes // m.experts * idle for m in (held.mlp.up, held.mlp.down))
         return self.nbytes - unread
 
     def _looked_up(self) -> list[Tiled]:
@@ -127,32 +137,40 @@ class Packed:
 
     def layer(self, number: int) -> native.Layer:
         """What the pass is told of a layer's weights."""
-        layer, held = self.outline.layers[number], self.layers[number]
-        a, mlp = layer.attention, layer.mlp
-        limit, alpha = getattr(mlp, "clamp", None) or (0.0, 0.0)
-        told = native.Layer(
-            window=a.visibility.window or 0,
-            d_ff=mlp.d_ff,
-            gated=isinstance(mlp, GatedMLP),
-            act=ACTS[mlp.act],
-            scale=a.scale,
-            limit=limit,
-            alpha=alpha,
-            slopes=self._arena.at(held.slopes),
-            sinks=self._arena.at(held.sinks),
-        )
-        for name in ("qkv", "o", "up", "down", "router"):
+        layer, held, at = self.outline.layers[number], self.layers[number], self._arena.at
+        a, moe = layer.attention, layer.experts
+        told = native.Layer(window=a.visibility.window or 0, scale=a.scale, mlp=self._widened(layer.mlp, held.mlp))
+        for name in ("slopes", "sinks", "selection"):
+            setattr(told, name, at(getattr(held, name)))
+        for name in ("qkv", "o", "router", "shared_gate"):
             setattr(told, name, self.matrix(getattr(held, name)))
         for name in ("q_norm", "k_norm"):
             setattr(told, name, self.norm(getattr(held, name)))
         for i, norm in enumerate(held.norms):
             told.norms[i] = self.norm(norm)
-        if layer.experts is not None:
-            router = layer.experts.router
+        if moe is not None:
+            router = moe.router
             told.experts, told.chosen = router.n_experts, router.top_k
             told.scoring, told.normalize = SCORINGS[router.scores], router.normalize
             told.kept_scale = router.scale
+            told.expert_groups, told.top_groups = router.groups, router.top_groups
+            told.best_of_group = 2 if router.group_score == "top2" else 1
+            if moe.shared is not None and held.shared is not None:
+                told.shared = self._widened(moe.shared, held.shared)
         return told
+
+    def _widened(self, mlp: MLP | GatedMLP, held: Widened) -> native.Mlp:
+        """What the pass is told of an MLP."""
+        limit, alpha = getattr(mlp, "clamp", None) or (0.0, 0.0)
+        return native.Mlp(
+            up=self.matrix(held.up),
+            down=self.matrix(held.down),
+            d_ff=mlp.d_ff,
+            gated=isinstance(mlp, GatedMLP),
+            act=ACTS[mlp.act],
+            limit=limit,
+            alpha=alpha,
+        )
 
     def matrix(self, m: Tiled | None) -> native.Matrix:
         """What the pass is told of a matrix."""
@@ -177,28 +195,36 @@ class Packed:
         if self.outline.parallel and norms[3] is None:
             norms[3] = norms[0]
         slopes = np.array(a.position.slopes(), np.float32) * a.position.scale if isinstance(a.position, ALiBi) else None
-        up, down = self._mlp(layer)
+        moe, mlp_path = layer.experts, f"{layer.path}.mlp"
+        router, by = f"{mlp_path}.router", None
+        if moe is not None and moe.router.selection_bias:
+            by = self._vector(f"{router}.selection_bias", moe.router.n_experts)
+        shared = None if moe is None or moe.shared is None else self._mlp(f"{mlp_path}.shared", moe.shared)
         return PackedLayer(
             qkv=self._matrix([f"{path}.{name}.weight" for name in "qkv"], rows=[q, k, v]),
             o=self._matrix([f"{path}.o.weight"], columns=mixed if stored != a.d_head else None),
-            up=up,
-            down=down,
-            router=None if layer.experts is None else self._matrix([f"{layer.path}.mlp.router.choose.weight"]),
+            mlp=self._mlp(layer.mlp_path, layer.mlp, 1 if moe is None else moe.router.n_experts),
+            shared=shared,
+            router=None if moe is None else self._matrix([f"{router}.choose.weight"]),
+            shared_gate=self._matrix([f"{mlp_path}.shared_gate.weight"]) if moe and moe.shared_gate else None,
             norms=tuple(norms),
             q_norm=self._norm(f"{path}.q_norm", a.q_norm, q, pairs),
             k_norm=self._norm(f"{path}.k_norm", a.k_norm, k, pairs),
             slopes=None if slopes is None else self._arena.fill(slopes.nbytes, lambda: slopes),
-            sinks=self._arena.fill(4 * a.n_heads, lambda: self._weights.vector(f"{path}.sinks")) if a.sinks else None,
+            sinks=self._vector(f"{path}.sinks", a.n_heads) if a.sinks else None,
+            selection=by,
         )
 
-    def _mlp(self, layer: Layer) -> tuple[Tiled, Tiled]:
+    def _vector(self, name: str, n: int) -> Place:
+        return self._arena.fill(4 * n, lambda: self._weights.vector(name))
+
+    def _mlp(self, path: str, mlp: MLP | GatedMLP, experts: int = 1) -> Widened:
         """Gate and up by turns of 16 rows, so that both of a channel are there at once."""
-        path, gated = layer.mlp_path, isinstance(layer.mlp, GatedMLP)
-        experts = 1 if layer.experts is None else layer.experts.router.n_experts
+        gated = isinstance(mlp, GatedMLP)
         names = [f"{path}.{name}.weight" for name in (("gate", "up") if gated else ("up",))]
-        filled = in_heads(1, layer.mlp.d_ff, padded(layer.mlp.d_ff, ROWS))
+        filled = in_heads(1, mlp.d_ff, padded(mlp.d_ff, ROWS))
         up = self._matrix(names, rows=[filled] * len(names), by_turns=gated, experts=experts)
-        return up, self._matrix([f"{path}.down.weight"], experts=experts)
+        return Widened(up, self._matrix([f"{path}.down.weight"], experts=experts))
 
     def _matrix(
         self,

@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 
 #include "attention.h"
+#include "experts.h"
 #include "lanes.h"
 #include "laying.h"
 #include "program.h"
@@ -19,18 +20,28 @@
 
 namespace {
 
+// Rows on their way through experts; those that are sent have a line for each choice of a row.
+struct Sent {
+  Rows rows;                               // of the experts' second products
+  std::vector<float> logits, shares, kept; // (MOST_ROWS, experts), (MOST_ROWS, 16), (MOST_ROWS, chosen)
+  std::vector<int32_t> picked;             // (MOST_ROWS, chosen)
+  std::vector<float> hidden, given;        // (MOST_ROWS * chosen, an odd number of cache lines)
+  size_t hidden_width = 0, width = 0;      // of these
+};
+
 struct Shared {
   float *x, *qkv, *mixed, *update, *hidden, *held; // (MOST_ROWS, width) each
   int width;
   Rows rows; // of a product, where the threads make them together
+  Sent sent;
 };
 
 // What a thread has for itself.
 struct Own {
-  Rows rows; // of a product
-  std::vector<float> line, scores, routed, kept;
-  std::vector<int32_t> picked;
+  Rows rows, gathered; // of a product; of one expert's
+  std::vector<float> line, scores;
   std::vector<Reader> readers;
+  Order order;
 };
 
 struct Barrier {
@@ -73,13 +84,6 @@ struct Job {
   int32_t *best;
 };
 
-// The matrix of one expert.
-Matrix expert_of(Matrix m, int expert) {
-  m.data += (size_t)expert * (m.n / LANES) * (m.k / GROUP) * tile_bytes(m.kind);
-  if (m.bias) m.bias += (size_t)expert * m.n;
-  return m;
-}
-
 void look_up(const Matrix &m, int row, float *y, int n, float scale) {
   const int groups = m.k / GROUP, r = row % LANES;
   const size_t bytes = tile_bytes(m.kind);
@@ -103,48 +107,19 @@ void look_up(const Matrix &m, int row, float *y, int n, float scale) {
   }
 }
 
-// Which experts a row goes to, the best first, and with what weight each counts.
-void choose(const Layer &l, const float *logits, int32_t *picked, float *kept) {
-  std::vector<float> scores(logits, logits + l.experts);
-  if (l.scoring == SIGMOID)
-    for (float &s : scores) s = 1.f / (1.f + std::exp(-s));
-  if (l.scoring == SOFTMAX) {
-    float most = scores[0], total = 0;
-    for (float s : scores) most = s > most ? s : most;
-    for (float &s : scores) total += s = std::exp(s - most);
-    for (float &s : scores) s /= total;
-  }
-  float total = 0;
-  for (int j = 0; j < l.chosen; j++) {
-    int best = -1;
-    for (int e = 0; e < l.experts; e++) {
-      bool taken = false;
-      for (int i = 0; i < j; i++) taken |= picked[i] == e;
-      if (!taken && (best < 0 || scores[e] > scores[best])) best = e;
-    }
-    picked[j] = best, kept[j] = scores[best];
-    if (l.scoring == TOP_SOFTMAX) kept[j] = std::exp(scores[best] - scores[picked[0]]);
-    total += kept[j];
-  }
-  for (int j = 0; j < l.chosen; j++) {
-    if (l.normalize || l.scoring == TOP_SOFTMAX) kept[j] /= total + (l.scoring == TOP_SOFTMAX ? 0.f : 1e-20f);
-    kept[j] *= l.kept_scale;
-  }
-}
-
 // What an MLP's hidden channels are, of the tiles [a, z) of its first product.
-void activate(const Layer &l, const float *from, float *to, int a, int z) {
-  const int each = l.gated ? 2 : 1;
+void activate(const Mlp &m, const float *from, float *to, int a, int z) {
+  const int each = m.gated ? 2 : 1;
   for (int t = a; t < z; t++) {
     Floats x = load<Floats>(from + (size_t)t * each * LANES), y;
-    if (l.limit > 0) {
+    if (m.limit > 0) {
       Floats up = load<Floats>(from + (size_t)t * each * LANES + LANES);
-      x = select(x > l.limit, all(l.limit), x);
-      up = max(select(up > l.limit, all(l.limit), up), all(-l.limit));
-      y = (up + 1.f) * x / (1.f + exponential(x * -l.alpha));
+      x = select(x > m.limit, all(m.limit), x);
+      up = max(select(up > m.limit, all(m.limit), up), all(-m.limit));
+      y = (up + 1.f) * x / (1.f + exponential(x * -m.alpha));
     } else {
-      y = act(x, l.act);
-      if (l.gated) y *= load<Floats>(from + (size_t)t * each * LANES + LANES);
+      y = act(x, m.act);
+      if (m.gated) y *= load<Floats>(from + (size_t)t * each * LANES + LANES);
     }
     store(to + (size_t)t * LANES, y);
   }
@@ -285,51 +260,120 @@ struct Worker {
 
   void mlp(const Layer &l) {
     int a, z;
-    const int each = l.gated ? 2 : 1;
-    const Read in = read(l.up, s.x, p.d, rows, l.norms[3]);
-    share(l.up.n / LANES / each, a, z);
-    multiply(l.up, a * each, z * each, in, s.qkv);
-    for (int b = 0; b < rows; b++) activate(l, s.qkv + b * w, s.hidden + b * w, a, z);
+    const Read in = read(l.mlp.up, s.x, p.d, rows, l.norms[3]);
+    widen(l.mlp, in);
     wait();
-    const Read hidden = read(l.down, s.hidden, whole(l.d_ff), rows, Norm{});
-    share(l.down.n / LANES, a, z);
-    multiply(l.down, a, z, hidden, s.update);
+    const Read hidden = read(l.mlp.down, s.hidden, whole(l.mlp.d_ff), rows, Norm{});
+    share(l.mlp.down.n / LANES, a, z);
+    multiply(l.mlp.down, a, z, hidden, s.update);
     add(a, z, l.norms + 3, p.parallel);
   }
 
-  // One expert after the other of each row; every thread chooses for itself, and all alike.
-  void experts(const Layer &l) {
-    const int each = l.gated ? 2 : 1;
-    const Matrix &reads = l.up.kind == Q4 || l.up.kind == Q8 ? l.up : l.router;
+  // All rows' hidden channels.
+  void widen(const Mlp &m, const Read &in) {
     int a, z;
-    for (int j = 0; j < l.chosen; j++) {
-      const Read in = read(reads, s.x, p.d, rows, l.norms[3]);
-      if (j == 0)
-        for (int b = 0; b < rows; b++) {
-          product(l.router, 0, l.router.n / LANES, in.from(b), 1, own.routed.data(), 0, quantised);
-          choose(l, own.routed.data(), own.picked.data() + b * l.chosen, own.kept.data() + b * l.chosen);
-        }
-      share(l.up.n / LANES / each, a, z);
-      for (int b = 0; b < rows; b++) {
-        const Matrix m = expert_of(l.up, own.picked[b * l.chosen + j]);
-        product(m, a * each, z * each, in.from(b), 1, s.qkv + b * w, 0, quantised);
-        activate(l, s.qkv + b * w, s.hidden + b * w, a, z);
-      }
-      wait();
-      const Read hidden = read(l.down, s.hidden, whole(l.d_ff), rows, Norm{});
-      share(l.down.n / LANES, a, z);
-      for (int b = 0; b < rows; b++) {
-        const Matrix m = expert_of(l.down, own.picked[b * l.chosen + j]);
-        product(m, a, z, hidden.from(b), 1, s.held + b * w, 0, quantised);
-        const float by = own.kept[b * l.chosen + j];
-        for (int c = a * LANES; c < z * LANES; c++) {
-          const float given = s.held[b * w + c] * by;
-          s.update[b * w + c] = j ? s.update[b * w + c] + given : given;
-        }
-      }
-      if (j + 1 < l.chosen) wait();
-    }
+    const int each = m.gated ? 2 : 1;
+    share(m.up.n / LANES / each, a, z);
+    multiply(m.up, a * each, z * each, in, s.qkv);
+    for (int b = 0; b < rows; b++) activate(m, s.qkv + b * w, s.hidden + b * w, a, z);
+  }
+
+  // Of the matrices that read the same rows, one that needs the most of them: sums, or numbers of 8 bits.
+  static const Matrix &neediest(const Layer &l) {
+    const Matrix *found = &l.router;
+    for (const Matrix *m : {&l.mlp.up, &l.shared.up, &l.shared_gate})
+      if (m->data && (m->kind == Q4 || (m->kind == Q8 && found->kind != Q4))) found = m;
+    return *found;
+  }
+
+  // Each expert's matrices are read once, for all rows that go to it. A row is the sum of what its experts give, the
+  // best first, whatever order they come in.
+  void experts(const Layer &l) {
+    int a, z;
+    const Read in = read(neediest(l), s.x, p.d, rows, l.norms[3]);
+    route(l, in);
+    const Order &order = own.order;
+    for (const Order::Span &span : order.spans) widen(l.mlp, span, in);
+    if (l.shared.up.data) widen(l.shared, in);
+    wait();
+    const Rows &hidden = read_sent(l.mlp);
+    share(l.mlp.down.n / LANES, a, z);
+    for (const Order::Span &span : order.spans)
+      product(expert_of(l.mlp.down, span.expert), a, z, hidden.read(span.rows, span.start), span.rows,
+              s.sent.given.data() + span.first * s.sent.width, s.sent.width, quantised);
+    for (int b = 0; b < rows; b++) combine(l, b, a, z);
+    if (l.shared.up.data) add_shared(l, a, z);
     add(a, z, l.norms + 3, false);
+  }
+
+  // Every row's experts, its share of the MLP beside them, and the rows in the order of their experts.
+  void route(const Layer &l, const Read &in) {
+    const bool by_rows = rows >= 4 * p.threads;
+    int a = 0, z = rows, first, last;
+    if (by_rows) share(rows, a, z);
+    share(l.router.n / LANES, first, last);
+    if (by_rows) first = 0, last = l.router.n / LANES;
+    product(l.router, first, last, in.from(a), z - a, s.sent.logits.data() + (size_t)a * l.router.n, l.router.n, quantised);
+    if (l.shared_gate.data && (by_rows || id == 0))
+      product(l.shared_gate, 0, 1, in.from(a), z - a, s.sent.shares.data() + a * LANES, LANES, quantised);
+    if (!by_rows) wait();
+    share(rows, a, z);
+    for (int b = a; b < z; b++)
+      choose(l, s.sent.logits.data() + (size_t)b * l.router.n, s.sent.picked.data() + (size_t)b * l.chosen,
+             s.sent.kept.data() + (size_t)b * l.chosen);
+    wait();
+    own.order.sort(l, s.sent.picked.data(), rows);
+  }
+
+  // The hidden channels of the rows of one expert.
+  void widen(const Mlp &m, const Order::Span &span, const Read &in) {
+    int a, z;
+    const int each = m.gated ? 2 : 1;
+    const int32_t *which = own.order.row.data() + span.first;
+    Read read = in.from(*which);
+    if (!own.order.together(span)) {
+      own.gathered.gather(m.up, in, which, span.rows, quantised);
+      read = own.gathered.read(span.rows);
+    }
+    share(m.up.n / LANES / each, a, z);
+    product(expert_of(m.up, span.expert), a * each, z * each, read, span.rows, s.mixed, w, quantised);
+    float *hidden = s.sent.hidden.data() + span.first * s.sent.hidden_width;
+    for (int b = 0; b < span.rows; b++) activate(m, s.mixed + b * w, hidden + b * s.sent.hidden_width, a, z);
+  }
+
+  // The hidden channels as the experts' second products read them.
+  const Rows &read_sent(const Mlp &m) {
+    const int count = (int)own.order.row.size();
+    const bool together = count >= 4 * p.threads;
+    Rows &made = together ? s.sent.rows : own.gathered;
+    int a = 0, z = count;
+    if (together) share(count, a, z);
+    for (const Order::Span &span : own.order.spans)
+      for (int b = std::max(a, span.first); b < std::min(z, span.first + span.rows); b++)
+        made.put_row(m.down, s.sent.hidden.data() + b * s.sent.hidden_width, whole(m.d_ff), span.start + b - span.first,
+                     span.rows, quantised);
+    if (together) wait();
+    return made;
+  }
+
+  // What row b's experts give, in their order.
+  void combine(const Layer &l, int b, int a, int z) {
+    float *to = s.update + b * w;
+    for (int j = 0; j < l.chosen; j++) {
+      const float *from = s.sent.given.data() + own.order.place[b * l.chosen + j] * s.sent.width;
+      const float by = s.sent.kept[b * l.chosen + j];
+      for (int c = a * LANES; c < z * LANES; c++) to[c] = j ? to[c] + from[c] * by : from[c] * by;
+    }
+  }
+
+  // What the MLP beside the experts gives.
+  void add_shared(const Layer &l, int a, int z) {
+    const Read hidden = read(l.shared.down, s.hidden, whole(l.shared.d_ff), rows, Norm{});
+    multiply(l.shared.down, a, z, hidden, s.held);
+    for (int b = 0; b < rows; b++) {
+      const float by = l.shared_gate.data ? 1.f / (1.f + std::exp(-s.sent.shares[b * LANES])) : 1.f;
+      for (int c = a * LANES; c < z * LANES; c++) s.update[b * w + c] += s.held[b * w + c] * by;
+    }
   }
 
   void score() {
@@ -372,6 +416,26 @@ void work(Pool &pool, int id) {
   worker.score();
 }
 
+template <class T> void grow(std::vector<T> &v, size_t n) {
+  if (v.size() < n) v.resize(n);
+}
+
+void room_for_experts(Pool &pool, const Program &p, const Layer &l) {
+  Sent &sent = pool.shared.sent;
+  const size_t most = (size_t)MOST_ROWS * l.chosen;
+  // An odd number of cache lines, so that rows do not meet in a set of the cache.
+  sent.width = (whole(p.d) / LANES | 1) * LANES;
+  sent.hidden_width = std::max<size_t>(sent.hidden_width, (whole(l.mlp.d_ff) / LANES | 1) * LANES);
+  grow(sent.logits, (size_t)MOST_ROWS * l.router.n), grow(sent.shares, (size_t)MOST_ROWS * LANES);
+  grow(sent.kept, most), grow(sent.picked, most);
+  grow(sent.given, most * sent.width), grow(sent.hidden, most * sent.hidden_width + GROUP);
+  sent.rows.make_room(Order::cells(most), l.mlp.down.k);
+  for (Own &own : pool.own) {
+    own.gathered.make_room(MOST_ROWS, l.mlp.up.k);
+    own.gathered.make_room(Order::cells(4 * p.threads), l.mlp.down.k);
+  }
+}
+
 void serve(Pool &pool, int id) {
   int seen = 0;
   while (true) {
@@ -399,7 +463,7 @@ extern "C" {
 
 // Sizes of the structures, so that the caller can check its own.
 int sc_sizes(int which) {
-  const int sizes[] = {sizeof(Program), sizeof(Layer), sizeof(Matrix), sizeof(Norm)};
+  const int sizes[] = {sizeof(Program), sizeof(Layer), sizeof(Mlp), sizeof(Matrix), sizeof(Norm)};
   return sizes[which];
 }
 int sc_most_rows() { return MOST_ROWS; }
@@ -443,21 +507,17 @@ void sc_start(Program *p, float *scratch, long widest) {
   Pool *pool = new Pool;
   const size_t row = MOST_ROWS * (size_t)widest;
   pool->shared = Shared{scratch,           scratch + row,     scratch + 2 * row, scratch + 3 * row,
-                        scratch + 4 * row, scratch + 5 * row, (int)widest,       Rows{}};
+                        scratch + 4 * row, scratch + 5 * row, (int)widest,       Rows{},           Sent{}};
   pool->shared.rows.make_room(MOST_ROWS, widest);
-  int experts = 0, chosen = 0;
-  for (int i = 0; i < p->layers; i++) {
-    experts = p->layer[i].router.n > experts ? p->layer[i].router.n : experts;
-    chosen = p->layer[i].chosen > chosen ? p->layer[i].chosen : chosen;
-  }
   pool->own.resize(p->threads);
   for (Own &own : pool->own) {
     // With more rows than that the threads make them together.
     own.rows.make_room(4 * p->threads < MOST_ROWS ? 4 * p->threads : MOST_ROWS, widest);
     own.line.resize(widest + GROUP), own.readers.resize(TOGETHER * (p->heads / p->kv_heads));
     own.scores.resize(TOGETHER * (scores_of(p->capacity) + p->head));
-    own.routed.resize(experts), own.kept.resize(MOST_ROWS * chosen), own.picked.resize(MOST_ROWS * chosen);
   }
+  for (int i = 0; i < p->layers; i++)
+    if (p->layer[i].experts) room_for_experts(*pool, *p, p->layer[i]);
   pool->barrier.threads = p->threads;
   for (int id = 1; id < p->threads; id++) pool->workers.emplace_back(serve, std::ref(*pool), id);
   p->pool = pool;

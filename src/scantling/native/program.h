@@ -10,7 +10,6 @@ enum Kind : int32_t { F32, BF16, Q4, Q8, F16 };
 enum Centre : int32_t { NO_NORM, RMS, LAYER };
 enum Scoring : int32_t { SOFTMAX, SIGMOID, TOP_SOFTMAX };
 
-
 struct Matrix {
   int32_t kind, n, k, pad; // n rows, a multiple of 16; k columns, a multiple of 32
   const uint8_t *data;
@@ -23,14 +22,23 @@ struct Norm {
   int32_t kind, n, stride; // `n` numbers are normed together; each head's gain begins `stride` after the last
 };
 
+struct Mlp {
+  Matrix up, down; // `up` of a gated MLP holds tiles of gate and up in turn; experts lie one by one
+  int32_t d_ff, gated, act, pad;
+  float limit, alpha;
+};
+
 struct Layer {
-  Matrix qkv, o, up, down, router; // `up` of a gated MLP holds tiles of gate and up in turn; experts lie one by one
-  Norm norms[6];                   // of attention before it, after it, after the sum; the same of the MLP
+  Matrix qkv, o, router, shared_gate; // `shared_gate`, if any, gives each row's share of `shared`
+  Mlp mlp, shared;                    // that of the experts, if there are any, and one for all rows beside them
+  Norm norms[6];                      // of attention before it, after it, after the sum; the same of the MLP
   Norm q_norm, k_norm;
   const float *cos, *sin; // (capacity, turned / 2), or null
   const float *slopes, *sinks; // (heads), or null
-  int32_t window, d_ff, gated, act, experts, chosen, scoring, normalize; // a window of 0 is none
-  float scale, kept_scale, limit, alpha;
+  const float *selection;      // (experts), which is added where experts are chosen, or null
+  int32_t window, experts, chosen, scoring, normalize; // a window of 0 is none
+  int32_t expert_groups, top_groups, best_of_group;    // a group counts by the sum of so many of its experts
+  float scale, kept_scale;
   float *keys, *values; // (pages, kv heads, head, 16) and (pages, kv heads, 16, head)
 };
 

@@ -29,6 +29,7 @@ class Layer:
     """One block.
 
     Attributes:
+        mlp: its MLP, or that of every expert.
         experts: the mixture that the MLP stands in, or None.
         norms: by their names in the block those of ``attn`` before it, on what it gives and after the sum, then those
             of ``mlp``; (name, None) where there is none.
@@ -151,9 +152,10 @@ def _odd_block(block: Part) -> Iterator[str]:
 
 
 def _odd_experts(moe: MoE, parallel: bool) -> Iterator[str]:
-    router = moe.router
-    if moe.shared or router.selection_bias or router.groups > 1 or parallel:
-        yield "its experts are chosen by their scores alone, and none is shared"
+    if parallel:
+        yield "its experts stand in blocks whose sublayers follow one another"
+    if moe.shared is not None and moe.shared.act not in ACTS:
+        yield f"its MLP has one of the activations {', '.join(ACTS)}"
 
 
 def _odd_attention(attention: Attention) -> Iterator[str]:

@@ -1,6 +1,7 @@
 // Rows of activations as products read them, and the norms that are on their way there.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "lanes.h"
@@ -53,14 +54,16 @@ struct Rows {
   std::vector<int32_t> counts;
 
   void make_room(size_t rows, size_t columns) {
-    const size_t numbers = apart(rows) * (columns + GROUP), groups = numbers / GROUP;
+    const size_t numbers = std::max(apart(rows) * (columns + GROUP), x.size()), groups = numbers / GROUP;
     x.resize(numbers), q.resize(numbers);
     sums.resize(groups), scales.resize(groups), counts.resize(groups);
   }
   // An odd number, so that neighbouring groups do not meet in a set of the cache.
   static int apart(int rows) { return rows | 1; }
-  Read read(int rows) const {
-    return Read{x.data(), sums.data(), scales.data(), q.data(), counts.data(), apart(rows)};
+  // So many rows, whose first group begins at `start`.
+  Read read(int rows, size_t start = 0) const {
+    return Read{x.data() + start * GROUP, sums.data() + start, scales.data() + start, q.data() + start * GROUP,
+                counts.data() + start,    apart(rows)};
   }
 
   // 32 numbers as m's kind needs them: with their sum, or rounded to 8 bits.
@@ -92,15 +95,35 @@ struct Rows {
     for (int b = a; b < z; b++) {
       const float *row = from + b * stride;
       if (by.kind) norm(row, by, line), row = line;
-      for (int i = 0; i < m.k; i += GROUP) {
-        const int left = n - i;
-        Floats low = load<Floats>(row + i), high{};
-        if (left > LANES) high = load<Floats>(row + i + LANES);
-        if (left < LANES) low = first_of(low, left);
-        else if (left < GROUP) high = first_of(high, left - LANES);
-        put(m, (size_t)(i / GROUP) * apart(rows) + b, low, high, quantised);
-      }
+      put_row(m, row, n, b, rows, quantised);
     }
+  }
+
+  // A row of n numbers, whose groups begin at `at`, beside others of `rows`.
+  void put_row(const Matrix &m, const float *row, int n, size_t at, int rows, bool quantised) {
+    for (int i = 0; i < m.k; i += GROUP, at += apart(rows)) {
+      const int left = n - i;
+      Floats low = load<Floats>(row + i), high{};
+      if (left > LANES) high = load<Floats>(row + i + LANES);
+      if (left < LANES) low = first_of(low, left);
+      else if (left < GROUP) high = first_of(high, left - LANES);
+      put(m, at, low, high, quantised);
+    }
+  }
+
+  // Some rows of others, which a product with m read or could have read.
+  void gather(const Matrix &m, const Read &from, const int32_t *which, int rows, bool quantised) {
+    const bool rounded = quantised && (m.kind == Q4 || m.kind == Q8);
+    for (int g = 0; g < m.k / GROUP; g++)
+      for (int b = 0; b < rows; b++) {
+        const size_t at = (size_t)g * apart(rows) + b, there = (size_t)g * from.side_by_side + which[b];
+        sums[at] = from.sums[there];
+        if (!rounded) std::memcpy(x.data() + at * GROUP, from.x + there * GROUP, 4 * GROUP);
+        else {
+          std::memcpy(q.data() + at * GROUP, from.q + there * GROUP, GROUP);
+          scales[at] = from.scales[there], counts[at] = from.counts[there];
+        }
+      }
   }
 };
 

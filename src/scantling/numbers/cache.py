@@ -39,9 +39,20 @@ def cache_read(model: Transformer, w: Workload, dtype: str, numbers: str = "plai
     return _sum(model, w, dtype, numbers, _seen)
 
 
-def paged_bytes(model: Transformer, blocks: int, size: int, dtype: str, numbers: str = "plain") -> int:
-    """Bytes of so many blocks of `size` positions, all layers."""
-    return blocks * cache_bytes(model, Workload(tokens=size), dtype, "full", numbers)
+def paged_bytes(
+    model: Transformer, blocks: int, size: int, dtype: str, numbers: str = "plain", source_blocks: int = 0
+) -> int:
+    """Bytes of so many blocks of `size` positions, all layers.
+
+    Args:
+        source_blocks: as large, of an encoder-decoder's sources, which have blocks of their own.
+    """
+    w = Workload(tokens=size, source=size)
+    return sum(
+        (source_blocks if part.of_source else blocks) * _bytes(shape, dtype, numbers)
+        for _, part, _ in model.walk()
+        for shape in part.state(w).values()
+    )
 
 
 def blocks_needed(lengths: Sequence[int], size: int) -> int:

@@ -35,6 +35,7 @@ class CrossAttention(Part):
     softcap: float | None = None
     dropout: float = 0.0
     role = "cross_attention"
+    of_source = True
 
     def children(self) -> Mapping[str, Part]:
         d, q_width, kv_width = self.d_model, self.n_heads * self.d_head, self.n_kv_heads * self.d_head

@@ -123,7 +123,7 @@ class GatedMLP(Part):
     def forward(self, net: Any, x: Any, ctx: Any, *groups: Any) -> Any:
         gate, up = net.gate(x, *groups), net.up(x, *groups)
         if self.clamp is None:
-            gated = ctx.activate(self.act, gate) * up
+            gated = ctx.gated(self.act, gate, up)
         else:
             limit, alpha = self.clamp
             gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)

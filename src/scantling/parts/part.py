@@ -68,6 +68,11 @@ class Part:
         return {}
 
     @property
+    def of_source(self) -> bool:
+        """Whether `state` keeps the positions of an encoder-decoder's source, and not those of the text."""
+        return False
+
+    @property
     def initial(self) -> Mapping[str, float]:
         """First values of weights that are not drawn like matrices."""
         return {}
@@ -141,6 +146,13 @@ class Part:
     def named_state(self, w: Workload) -> dict[str, Shape]:
         """Everything the tree keeps between decode steps, by path."""
         return {f"{path}:{name}": shape for path, part, _ in self.walk() for name, shape in part.state(w).items()}
+
+    @property
+    def source_slots(self) -> frozenset[str]:
+        """Those of `named_state` that have the source's positions."""
+        return frozenset(
+            f"{path}:{name}" for path, part, _ in self.walk() if part.of_source for name in part.state(Workload())
+        )
 
     @property
     def params(self) -> int:

@@ -105,11 +105,6 @@ class Step:
         return self.again.full
 
     @property
-    def flops_causal(self) -> int:
-        """Over the causal half, windows or not."""
-        return self.cost.causal
-
-    @property
     def flops_visible(self) -> int:
         """Over the pairs that are seen."""
         return self.cost.visible

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from scantling.audits.protocol import Cached, Feed, Narrow
+from scantling.errors import ScantlingInputError
 from scantling.generate.keeping import Keeping
 from scantling.generate.packed import pack, why_not
 from scantling.generate.session import Session, Source
@@ -40,8 +41,7 @@ def ways(lm: Model, rings: bool) -> dict[str, Cached]:
     found = {"a session": _session(_kept(lm, Keeping()))}
     if rings:
         found["a session with rings"] = _session(_kept(lm, Keeping("ring")))
-    if not lm.parts.two_stacks:
-        found["blocks"] = _paged(lm)
+    found["blocks"] = _paged(lm)
     if lm.dtype == torch.float32 and why_not(lm) is None:
         found["the compiled pass"] = _session(_compiled(lm))
     return found
@@ -49,7 +49,7 @@ def ways(lm: Model, rings: bool) -> dict[str, Cached]:
 
 def narrow(lm: Model) -> dict[str, Narrow]:
     """Caches in 8 bits, each beside blocks whose vectors are moved at random by as much as 8 bits round them."""
-    if lm.reads_prefix or lm.parts.two_stacks or lm.card.family == "encoder":
+    if lm.reads_prefix or lm.card.family == "encoder":
         return {}
     moved = _paged(lm, made=lambda shape: _Moved(shape, lm.dtype, lm.device))
     return {
@@ -104,19 +104,23 @@ def _paged(lm: Model, numbers: str = "plain", made: Callable[[tuple[int, ...]], 
     reads, the last one of each piece, each row's beginning by itself and the rest together."""
 
     def run(feed: Feed, pieces: Sequence[int]) -> Tensor:
-        batch, total = len(feed.ids), sum(pieces)
-        count = -(-total // SIZE)
-        cache = PagedCache(lm.parts.named_state(Workload(tokens=SIZE)), batch * count, lm.dtype, lm.device, numbers)
+        batch, read = len(feed.ids), _lengths(feed)
+        tables, sources = _between(batch, -(-sum(pieces) // SIZE)), _between(batch, -(-max(read) // SIZE))
+        shapes, place = lm.parts.named_state(Workload(tokens=SIZE)), (lm.dtype, lm.device, numbers)
+        counts = sum(map(len, tables)), sum(map(len, sources))
+        cache = PagedCache(shapes, counts[0], *place, lm.parts.source_slots, counts[1])
         if made is not None:
             cache.stores = {path: made(tuple(kept.shape)) for path, kept in cache.stores.items()}
-        tables = [[row + batch * block for block in range(count)] for row in range(batch)]
         pasts, outs, start = [0] * batch, list[Tensor](), 0
 
         def piece(rows: list[int], ids: Tensor) -> Tensor:
-            view = cache.rows([tables[row] for row in rows], [pasts[row] for row in rows], SIZE)
-            places = torch.tensor([pasts[row] for row in rows], device=ids.device)[:, None]
+            texts = [tables[row] for row in rows], [pasts[row] for row in rows]
+            of_source = [sources[row] for row in rows], [read[row] for row in rows]
+            view = cache.rows(*texts, SIZE, *(of_source if max(read) else ()))
+            places = torch.tensor(texts[1], device=ids.device)[:, None]
             context = Context.of(ids, positions=places + torch.arange(ids.shape[1], device=ids.device), cache=view)
-            out: Tensor = lm.net(ids, context, None)
+            source = None if feed.source is None or pasts[rows[0]] else feed.source[rows, : max(of_source[1])]
+            out: Tensor = lm.net(ids, context, source)
             for row in rows:
                 pasts[row] += ids.shape[1]
             return out
@@ -134,6 +138,28 @@ def _paged(lm: Model, numbers: str = "plain", made: Callable[[tuple[int, ...]], 
         return torch.cat(outs, 1)
 
     return run
+
+
+def _between(rows: int, blocks: int) -> list[list[int]]:
+    """So many blocks of each row, between those of the others."""
+    return [[row + rows * block for block in range(blocks)] for row in range(rows)]
+
+
+def _lengths(feed: Feed) -> list[int]:
+    """Tokens of each row's source; 0 where there is none.
+
+    Raises:
+        ScantlingInputError: padding on the left, which the engine never has.
+    """
+    if feed.source is None:
+        return [0] * len(feed.ids)
+    if feed.source_mask is None:
+        return [feed.source.shape[1]] * len(feed.ids)
+    real = feed.source_mask.bool()
+    if not bool((real[:, :-1] | ~real[:, 1:]).all()):
+        raise ScantlingInputError("sources in blocks are padded on the right")
+    found: list[int] = real.sum(-1).tolist()
+    return found
 
 
 class _Moved(Plain):

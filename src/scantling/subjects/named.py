@@ -18,8 +18,6 @@ from scantling.loading import from_card, load, tokenizer_of
 from scantling.subjects.ours import ours
 from scantling.text.tokenizer import Tokenizer
 
-LIBRARIES = ("scantling", "transformers")
-
 
 @dataclass(frozen=True)
 class Loading:

@@ -28,7 +28,7 @@ from scantling.subjects import caches
 from scantling.tensor.cache import Cache
 from scantling.tensor.context import Context
 from scantling.train.forward import How, Inputs, forward
-from scantling.train.loss import IGNORED
+from scantling.train.scoring import IGNORED
 from scantling.visibility import Visibility
 
 KERNELS = ("fused", "reference")

@@ -27,6 +27,10 @@ class KeyCache(Protocol):
     def pasts(self) -> Tensor | None:
         """(B,) positions filled in each row; None where all rows have `length`."""
 
+    @property
+    def source_padding(self) -> Tensor | None:
+        """(B, S) bool, True at real positions of the sources; None where all are, or where the pass is told."""
+
     def append(self, path: str, new: Tensor) -> Tensor:
         """Keep new (B, H, T, D) and return the last keys up to it: (B, H, S', D), S' <= length + T."""
 
@@ -45,6 +49,7 @@ class Cache:
     """
 
     pasts: None = None
+    source_padding: None = None
 
     def __init__(
         self,

@@ -18,10 +18,16 @@ def angles(positions: Tensor, frequencies: Sequence[float]) -> Tensor:
 def turns(
     positions: Tensor, frequencies: Sequence[float], interleaved: bool, factor: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines times `factor`, laid out for `rotate`, each (1 or B, 1, T, 2F) in float32."""
+    """Cosines and sines times `factor`, laid out for `rotate`, each (1 or B, 1, T, 2F) in float32.
+
+    The first channel of a pair has its sine negated.
+    """
     half = angles(positions, frequencies)
-    full = half.repeat_interleave(2, -1) if interleaved else torch.cat((half, half), -1)
-    cos, sin = full.cos()[:, None], full.sin()[:, None]
+    if interleaved:
+        full, back = half.repeat_interleave(2, -1), torch.stack((-half, half), -1).flatten(-2)
+    else:
+        full, back = torch.cat((half, half), -1), torch.cat((-half, half), -1)
+    cos, sin = full.cos()[:, None], back.sin()[:, None]
     return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 
 
@@ -30,17 +36,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
     Args:
         x: (B, H, T, D).
-        cos, sin: (1 or B, 1, T, D_rotary), D_rotary <= D.
+        cos, sin: (1 or B, 1, T, D_rotary), D_rotary <= D, of `turns`.
     """
     width = cos.shape[-1]
     head, rest = (x, None) if width == x.shape[-1] else (x[..., :width], x[..., width:])
-    if interleaved:
-        even, odd = head[..., ::2], head[..., 1::2]
-        turned = torch.stack((-odd, even), -1).flatten(-2)
-    else:
-        first, second = head.chunk(2, -1)
-        turned = torch.cat((-second, first), -1)
-    out = head * cos + turned * sin
+    other = torch.stack((head[..., 1::2], head[..., ::2]), -1).flatten(-2) if interleaved else head.roll(width // 2, -1)
+    out = (head * cos).add_(other.mul_(sin))
     return out if rest is None else torch.cat((out, rest), -1)
 
 

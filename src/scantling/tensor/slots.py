@@ -63,6 +63,8 @@ class SlotRows:
         pasts: (B,) positions filled in each row.
     """
 
+    source_padding: None = None
+
     def __init__(self, slots: Mapping[str, Tensor], pasts: Tensor, tokens: int) -> None:
         """slots: by path (S, B, H, D); they are written to."""
         self._slots, self.pasts = slots, pasts

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scantling.errors import ScantlingInputError, need
 from scantling.text import folder as files
 from scantling.text import gguf_vocab, gguf_vocab_write, pieces, written
+from scantling.text.marks import Marks, marks_of_folder, marks_of_gguf, marks_of_names
 from scantling.text.stream import TokenStream, stage_makers
 
 __all__ = ["TokenStream", "Tokenizer"]
@@ -19,25 +19,13 @@ _OF_TYPES = "tokenizer.ggml.token_type_count"
 """A key that is not of the tokenizer, but of the model's table of token types."""
 
 
-@dataclass(frozen=True)
-class _Marks:
-    """Which ids mean what; `add_bos` is None where the file leaves it to the post-processor."""
-
-    bos_id: int | None
-    eos_ids: tuple[int, ...]
-    add_bos: bool | None
-    chat_template: str | None
-    mask_id: int | None = None
-    pad_id: int | None = None
-
-
 class Tokenizer:
     """Text to ids and back, around the `tokenizers` library; made by `from_folder`, `from_gguf` or `from_library`.
 
     Ids are plain ints. The object holds no state of a conversation and may be shared between threads.
     """
 
-    def __init__(self, library: Any, marks: _Marks, source: Mapping[str, object] | None = None) -> None:
+    def __init__(self, library: Any, marks: Marks, source: Mapping[str, object] | None = None) -> None:
         self._library = library
         self._marks = marks
         self._source = source
@@ -67,24 +55,7 @@ class Tokenizer:
         if (model := files.sentencepiece_of(root)) is not None:
             return cls._from_pieces(model, root)
         library = files.read_library(root)
-        sources = {name: files.read_json(root / name) for name in ("tokenizer_config.json", "special_tokens_map.json")}
-        config = sources["tokenizer_config.json"]
-        generation = files.read_json(root / "generation_config.json")
-        bos = files.named_id(library, sources, "bos_token")
-        eos = files.named_id(library, sources, "eos_token")
-        more_bos = files.listed_ids(generation, "bos_token_id")
-        ends = [*([] if eos is None else [eos]), *files.listed_ids(generation, "eos_token_id")]
-        marks = _Marks(
-            bos_id=next(iter(more_bos), None) if bos is None else bos,
-            eos_ids=tuple(dict.fromkeys(ends)),
-            add_bos=files.optional_flag(config, "add_bos_token"),
-            chat_template=files.chat_template(root, config),
-            mask_id=files.named_id(library, sources, "mask_token"),
-            pad_id=files.named_id(library, sources, "pad_token", required=False),
-        )
-        if marks.add_bos and marks.bos_id is None:
-            raise ScantlingInputError(f"{root}: tokenizer_config.json sets add_bos_token, but no file names the token")
-        return cls(library, marks)
+        return cls(library, marks_of_folder(root, library))
 
     @classmethod
     def from_sentencepiece(cls, path: str | Path) -> Tokenizer:
@@ -118,24 +89,7 @@ class Tokenizer:
         """
         library = gguf_vocab.build(metadata)
         source = {key: value for key, value in metadata.items() if key.startswith("tokenizer.") and key != _OF_TYPES}
-        if metadata.get("tokenizer.ggml.model") == "bert":
-            mask, pad = (gguf_vocab.token_id(metadata, name) for name in ("mask", "padding"))
-            marks = _Marks(bos_id=None, eos_ids=(), add_bos=None, chat_template=None, mask_id=mask, pad_id=pad)
-            return cls(library, marks, source)
-        template = metadata.get("tokenizer.chat_template")
-        if template is not None and not isinstance(template, str):
-            raise ScantlingInputError("GGUF metadata: tokenizer.chat_template is not text")
-        ends = [gguf_vocab.token_id(metadata, name) for name in ("eos", "eot", "eom")]
-        marks = _Marks(
-            bos_id=gguf_vocab.token_id(metadata, "bos"),
-            eos_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
-            add_bos=gguf_vocab.adds_bos(metadata),
-            chat_template=template,
-            pad_id=gguf_vocab.token_id(metadata, "padding"),
-        )
-        if marks.add_bos and marks.bos_id is None:
-            raise ScantlingInputError("GGUF metadata: BOS is to be added, but tokenizer.ggml.bos_token_id is missing")
-        return cls(library, marks, source)
+        return cls(library, marks_of_gguf(metadata), source)
 
     @classmethod
     def from_library(cls, library: Any, names: Mapping[str, str], chat_template: str | None = None) -> Tokenizer:
@@ -148,13 +102,7 @@ class Tokenizer:
         Raises:
             ScantlingInputError: the vocabulary does not have such a token.
         """
-        found = {role: library.token_to_id(token) for role, token in names.items()}
-        for role, token in names.items():
-            if found[role] is None:
-                raise ScantlingInputError(f"the vocabulary has no token {token!r}, which is to be its {role}")
-        ends = (found["eos"],) if "eos" in found else ()
-        marks = _Marks(found.get("bos"), ends, None, chat_template, mask_id=found.get("mask"), pad_id=found.get("pad"))
-        return cls(library, marks)
+        return cls(library, marks_of_names(library, names, chat_template))
 
     def gguf_metadata(self, rows: int) -> tuple[dict[str, Any], tuple[str, ...]]:
         """The `tokenizer.*` keys of a GGUF file with `rows` tokens, and what a user should know.
@@ -205,7 +153,7 @@ class Tokenizer:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The same in order: the tokenizer's own EOS first."""
+        """The ids that end a generation, in order: the tokenizer's own EOS first."""
         return self._marks.eos_ids
 
     @property

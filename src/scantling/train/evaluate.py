@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from scantling.errors import ScantlingInputError
 from scantling.model import Model
 from scantling.train.forward import How, Inputs, forward, inputs
-from scantling.train.loss import IGNORED
 from scantling.train.ranks import ALONE, Ranks
+from scantling.train.scoring import IGNORED
 
 if TYPE_CHECKING:
     from scantling.data import Corpus, Documents, Objective

@@ -17,7 +17,8 @@ from scantling.parts.transformer import Transformer
 from scantling.tensor import router_losses
 from scantling.tensor.context import Context
 from scantling.tensor.router_losses import Routing
-from scantling.train.loss import IGNORED, Scoring, Share, Terms, judge
+from scantling.train.loss import judge
+from scantling.train.scoring import IGNORED, Scoring, Share, Terms
 
 
 class Rows(Protocol):

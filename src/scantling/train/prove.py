@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from msgspec.structs import replace
 from torch import Tensor
@@ -21,11 +20,11 @@ from scantling.cards.schema import Dropout
 from scantling.cards.training import Evaluation, Training
 from scantling.data import Batch, Corpus, MaskedLM, batches
 from scantling.model import Model
-from scantling.train import checkpoints, settings, two_ranks
+from scantling.train import checkpoints, rearranged, settings, two_ranks
 from scantling.train import forward as passes
 from scantling.train.forward import How, Inputs
-from scantling.train.loss import IGNORED
 from scantling.train.optim import Recipe, groups
+from scantling.train.scoring import IGNORED
 from scantling.train.signals import Stop
 from scantling.train.start import begin, resume
 from scantling.train.step import Stepper
@@ -131,66 +130,21 @@ def _close(what: str, one: tuple[float, dict[str, Tensor]], other: tuple[float, 
 def accumulation(g: Ground) -> tuple[bool | None, str]:
     """Micro-batches of unequal numbers of judged tokens against one batch of them all."""
     half = max(1, len(g.batch.ids) // 2)
-    batch = _uneven(g.batch)
+    batch = rearranged.uneven(g.batch)
     whole = gradient(g.lm, [_inputs(g, batch)])
     pieces = gradient(g.lm, [_inputs(g, batch.rows(0, half)), _inputs(g, batch.rows(half, len(batch.ids)))])
     counts = [int((part != IGNORED).sum()) for part in (batch.labels[:half], batch.labels[half:])]
     return _close(f"micro-batches of {counts[0]} and {counts[1]} judged tokens", pieces, whole)
 
 
-def _uneven(batch: Batch) -> Batch:
-    """Most labels of the first half are left out, so that a mean of means would be another loss."""
-    thinned, half = batch.labels.copy(), max(1, len(batch.ids) // 2)
-    later = (thinned[:half] != IGNORED).cumsum(1) > 2
-    thinned[:half][later] = IGNORED
-    return _with(batch, labels=thinned)
-
-
 def packed(g: Ground) -> tuple[bool | None, str]:
     """Rows of several documents against the same documents in rows of their own."""
     if settings.boundary_of(g.lm.card, g.training) != "packed":
         return None, f"rows are {settings.boundary_of(g.lm.card, g.training)}, so no two documents share one"
-    batch = g.batch if len(_separate(g.batch).ids) > len(g.batch.ids) else _halves(g.batch)
-    alone = _separate(batch)
+    batch = g.batch if len(rearranged.separate(g.batch).ids) > len(g.batch.ids) else rearranged.halves(g.batch)
+    alone = rearranged.separate(batch)
     together, separate = gradient(g.lm, [_inputs(g, batch)]), gradient(g.lm, [_inputs(g, alone)])
     return _close(f"{len(alone.ids)} documents in {len(batch.ids)} rows", together, separate)
-
-
-def _halves(batch: Batch) -> Batch:
-    """Rows that hold the beginnings of two documents each, where no row of the data holds two."""
-    half = batch.ids.shape[1] // 2
-
-    def paired(array: Any) -> Any:
-        return np.concatenate([array[:, :half], np.roll(array, 1, 0)[:, :half]], 1)
-
-    labels = paired(batch.labels)
-    labels[:, [half - 1, -1]] = IGNORED
-    documents = np.repeat(np.array([[0, 1]]), half, 1).repeat(len(batch.ids), 0)
-    return _with(
-        batch,
-        ids=paired(batch.ids),
-        labels=labels,
-        position_ids=paired(batch.position_ids),
-        attention_mask=paired(batch.attention_mask),
-        document_ids=documents,
-    )
-
-
-def _separate(batch: Batch) -> Batch:
-    """Each document of the rows in a row of its own."""
-    rows = [
-        (row, np.flatnonzero((batch.document_ids[row] == number) & batch.attention_mask[row]))
-        for row in range(len(batch.ids))
-        for number in np.unique(batch.document_ids[row][batch.attention_mask[row]])
-    ]
-    shape = (len(rows), max(len(places) for _, places in rows))
-    ids, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED)
-    mask, at = np.zeros(shape, np.bool_), np.broadcast_to(np.arange(shape[1]), shape).copy()
-    for i, (row, places) in enumerate(rows):
-        ids[i, : len(places)], labels[i, : len(places)] = batch.ids[row, places], batch.labels[row, places]
-        mask[i, : len(places)] = True
-    documents = np.where(mask, 0, 1)
-    return _with(batch, ids=ids, labels=labels, attention_mask=mask, position_ids=at, document_ids=documents)
 
 
 def pieces(g: Ground) -> tuple[bool | None, str]:
@@ -198,7 +152,7 @@ def pieces(g: Ground) -> tuple[bool | None, str]:
     how = How(settings.how_of(g.training).terms)
     thinned = g.batch.labels.copy()
     thinned[:, ::5] = IGNORED
-    micro = [_inputs(g, _with(g.batch, labels=thinned))]
+    micro = [_inputs(g, dataclasses.replace(g.batch, labels=thinned))]
     size = max(1, thinned.size // 3)
     cut = gradient(g.lm, micro, dataclasses.replace(how, rows=size))
     return _close(f"pieces of {size} rows", cut, gradient(g.lm, micro, dataclasses.replace(how, plain=True)))
@@ -310,7 +264,7 @@ def reaches(g: Ground) -> tuple[bool | None, str]:
 
 def ranks(g: Ground) -> tuple[bool | None, str]:
     """Two processes that this one starts, each with its half of the rows, against one."""
-    batch = _uneven(g.batch)
+    batch = rearranged.uneven(g.batch)
     rows = [_inputs(g, batch.rows(i, i + 1)) for i in range(len(batch.ids) // 2 * 2)]
     found = two_ranks.by_two(g.lm, rows, g.training)
     if isinstance(found, str):
@@ -329,10 +283,6 @@ def ranks(g: Ground) -> tuple[bool | None, str]:
 
 def _inputs(g: Ground, batch: Batch) -> Inputs:
     return passes.inputs(batch, g.lm.parts, g.lm.device)
-
-
-def _with(batch: Batch, **arrays: Any) -> Batch:
-    return dataclasses.replace(batch, **arrays)
 
 
 CHECKS: dict[str, Callable[[Ground], tuple[bool | None, str]]] = {

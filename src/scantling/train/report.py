@@ -152,7 +152,3 @@ def _numbers(records: Sequence[Mapping[str, Any]], name: str) -> list[float]:
 
 def _blocks(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(steps[-1]["norms"]) if steps else []
-
-
-def _of_block(steps: Sequence[Mapping[str, Any]], block: str) -> list[float]:
-    return [float(record["norms"].get(block, "nan")) for record in steps]

@@ -2,55 +2,32 @@
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import torch
-from msgspec.structs import replace
-from torch import Tensor
-
-from scantling.cards import to_yaml
 from scantling.cards.training import Training
-from scantling.checkpoint.save import Saved
 from scantling.data import Batch, Corpus, batches
 from scantling.errors import ScantlingError
 from scantling.model import Model
-from scantling.saving import save
 from scantling.tensor import router_losses
 from scantling.train import checkpoints, settings, state
-from scantling.train.division import Division, rows_of_a_pass
-from scantling.train.ema import Ema
+from scantling.train.division import rows_of_a_pass
 from scantling.train.evaluate import Score
 from scantling.train.evaluation import evaluate, samples, wants_samples
 from scantling.train.forward import Inputs, forward, inputs
-from scantling.train.lora import Adapters
+from scantling.train.keeping import Held, Keeping
+from scantling.train.meter import Meter
 from scantling.train.ranks import Told
 from scantling.train.signals import Stop
-from scantling.train.speed import (
-    CONVENTION,
-    MEMORY_CONVENTION,
-    MFU_CONVENTION,
-    DocumentFlops,
-    Peak,
-    counted_flops,
-    forget_peak,
-    memory_bytes,
-    training_flops,
-)
+from scantling.train.speed import counted_flops, forget_peak
 from scantling.train.step import Outcome, Stepper
 from scantling.train.watch import Watcher
-
-MEAN = "ema"
-"""The folder in a checkpoint that has the mean of the weights, a model like any other."""
 
 
 class TrainingStopped(ScantlingError):
@@ -89,25 +66,11 @@ class Run:
     out: Path
     watchers: Sequence[Watcher]
     stepper: Stepper
-    division: Division
-    ema: Ema | None
-    adapters: Adapters | None
-    peak: Peak
+    keeping: Keeping
+    meter: Meter
     progress: state.Progress = field(default_factory=state.Progress)
-    started_at: int = 0
-    tokens_here: int = 0
-    seconds_here: float = 0.0
-    flops_here: int = 0
-    base_memory: int | None = None
-    net_bytes: int = 0
-    predicted_memory: int | None = None
-    most_memory: int | None = None
     saved_step: int | None = None
     last_batch: Inputs | None = None
-    document_flops: DocumentFlops = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.document_flops = DocumentFlops(self.lm.parts)
 
     def loop(self, stop: Stop) -> Summary:
         """Train to the end.
@@ -117,9 +80,8 @@ class Run:
             ScantlingInputError: a checkpoint cannot be written.
         """
         training, progress = self.training, self.progress
-        self.started_at = progress.step
         schedule = settings.schedule_of(training)
-        rows = self._rows()
+        rows = self.rows()
         reason, last = "done", math.nan
         score: Score | None = None
         while progress.step < training.steps and reason == "done":
@@ -151,7 +113,12 @@ class Run:
         self._account()
         return self._summary(reason, last, score)
 
-    def _rows(self) -> Iterator[Batch]:
+    def rows(self) -> Iterator[Batch]:
+        """The batches that are still to come.
+
+        Raises:
+            ScantlingInputError: data and settings that do not go together.
+        """
         training, ranks = self.training, self.stepper.ranks
         return batches(
             self.corpus,
@@ -178,17 +145,9 @@ class Run:
         return ranks.first(stop.by)
 
     def _count(self, batch: Batch, seconds: float) -> None:
-        ranks = self.stepper.ranks
-        work = [float(batch.tokens), float(self.document_flops.of(batch))]
-        tokens, flops = (int(value) for value in ranks.sums(work, self.lm.device))
         self.progress.step += 1
-        self.progress.tokens += tokens
+        self.progress.tokens += self.meter.count(batch, seconds, only=self.training.steps == 1)
         self.progress.seconds += seconds
-        # The first update also pays for caches and, if asked for, for compiling.
-        if self.progress.step > self.started_at + 1 or self.training.steps == 1:
-            self.tokens_here += tokens
-            self.seconds_here += seconds
-            self.flops_here += flops
 
     def _judge(self, outcome: Outcome) -> None:
         """Act on an update that was refused.
@@ -199,8 +158,8 @@ class Run:
         progress, bad = self.progress, self.training.bad
         if outcome.fault is None:
             progress.skipped = 0
-            if self.ema is not None:
-                self.ema.update()
+            if self.keeping.ema is not None:
+                self.keeping.ema.update()
             return
         progress.skipped += 1
         progress.skipped_in_all += 1
@@ -221,12 +180,9 @@ class Run:
         """Score held-out text, remember the best, and write samples; None where nothing is held out."""
         if not len(self.corpus.held_out):
             return None
-        progress = self.progress
-        if self.ema is None:
+        progress, ema = self.progress, self.keeping.ema
+        with nullcontext() if ema is None else ema.swapped():
             score, texts = self._look()
-        else:
-            with self.ema.swapped():
-                score, texts = self._look()
         if progress.best is None or score.loss < progress.best:
             progress.best, progress.best_step, progress.waited = score.loss, progress.step, 0
         else:
@@ -245,7 +201,7 @@ class Run:
 
     def _look(self) -> tuple[Score, list[str]]:
         score = evaluate(self.lm, self.corpus, self.training, self.stepper.how, self.stepper.ranks)
-        self.division.rest()
+        self.keeping.division.rest()
         return score, self._samples()
 
     def _samples(self) -> list[str]:
@@ -253,27 +209,20 @@ class Run:
         ranks = self.stepper.ranks
         if not wants_samples(self.lm, self.training):
             return []
-        held = self.division.state() if self.division.divided else None
+        division = self.keeping.division
+        weights = division.state() if division.divided else None
         with ranks.together():
-            lm = self.lm if held is None else self._rebuilt(held)
+            lm = self.lm if weights is None else self.keeping.rebuilt(weights)
             return samples(lm, self.corpus, self.training) if ranks.rank == 0 else []
-
-    def _rebuilt(self, held: Mapping[str, Tensor]) -> Model:
-        """The model with whole weights, in host memory, where there are any."""
-        whole = copy.copy(self.lm)
-        if held:
-            whole.net = self.lm.parts.build("meta", str(self.lm.dtype).removeprefix("torch."))
-            whole.net.load_state_dict(held, assign=True)
-        return whole
 
     def save(self) -> Path:
         """Write a checkpoint of the run as it stands."""
         self.progress.norms = list(self.stepper.guard.past)
         progress, ranks = self.progress, self.stepper.ranks
-        weights, tensors = self._held()
+        held = self.keeping.held()
 
         def write() -> str:
-            put = partial(self._write, weights, tensors)
+            put = partial(self._write, held)
             return str(checkpoints.save(self.out, progress.step, put, self.training.keep, progress.best_step))
 
         folder = Path(ranks.alone(write))
@@ -282,49 +231,16 @@ class Run:
         forget_peak(self.lm.device)
         return folder
 
-    def _held(self) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
-        """What a checkpoint holds, whole in rank 0: the net's weights (None: as they stand there), and the rest."""
-        tensors = {
-            f"optimizer/{name}": value for name, value in self.division.whole(self.stepper.optimizers.state()).items()
-        }
-        if self.ema is not None:
-            tensors |= {f"ema/{name}": value for name, value in self.division.whole(self.ema.means).items()}
-        if self.adapters is not None:
-            tensors |= {f"lora/{name}": value for name, value in self.adapters.weights.items()}
-        if self.stepper.balance is not None:
-            tensors |= {f"router/{path}": shift for path, shift in self.stepper.balance.shifts.items()}
-        return (self.division.state() if self.division.divided else None), tensors
-
-    def _write(self, weights: dict[str, Tensor] | None, tensors: Mapping[str, Tensor], folder: Path) -> None:
-        saved = self._save(weights, folder)
-        if self.ema is not None and weights is None:
-            with self.ema.swapped():
-                self._save(None, folder / MEAN)
-        elif self.ema is not None and weights is not None:
-            means = {name: tensors[f"ema/{name}"].to(weights[name].dtype) for name in self.ema.means}
-            self._save(weights | means, folder / MEAN)
-        notes = list(saved.notes)
-        if self.adapters is not None:
-            notes += self.adapters.save_peft(folder / "adapter", saved.model_type)
+    def _write(self, held: Held, folder: Path) -> None:
+        notes = self.keeping.write(held, folder)
         if self.saved_step is None:
             for note in notes:
                 self.tell("note", text=note)
-        state.write(folder, self.progress, self.about(), tensors)
-
-    def _save(self, weights: dict[str, Tensor] | None, folder: Path) -> Saved:
-        """The net, adapters merged, as a folder of its own; with the weights given, or as they stand."""
-        with nullcontext() if self.adapters is None else self.adapters.merged():
-            return save(self.lm if weights is None else self._rebuilt(weights), folder)
+        state.write(folder, self.progress, self.about(), held.tensors)
 
     def about(self) -> dict[str, Any]:
         """What a run must have in common with the one that it goes on from."""
-        return {
-            "card": fingerprint(self.lm),
-            "corpus": self.corpus.manifest.key,
-            "training": msgspec.json.decode(msgspec.json.encode(self.training)),
-            "torch": torch.__version__,
-            "base": None if self.adapters is None else self.adapters.base,
-        }
+        return self.keeping.about(self.corpus, self.training)
 
     def tell(self, kind: str, **values: Any) -> None:
         """Give a record to everyone who watches."""
@@ -340,11 +256,11 @@ class Run:
             norm=outcome.norm,
             tokens=outcome.tokens,
             seconds=seconds,
-            tokens_per_second=self.rate,
-            mfu=self.mfu,
-            remaining_seconds=(self.training.steps - self.progress.step) * self._mean_seconds,
-            memory_bytes=self._marked_memory(),
-            memory_predicted=self.predicted_memory,
+            tokens_per_second=self.meter.rate,
+            mfu=self.meter.mfu,
+            remaining_seconds=(self.training.steps - self.progress.step) * self._seconds_of_one,
+            memory_bytes=self.meter.marked_memory(),
+            memory_predicted=self.meter.predicted_memory,
             norms=outcome.norms,
             **({"fault": outcome.fault} if outcome.fault else {}),
             **({"routers": _routers(outcome)} if outcome.routing else {}),
@@ -352,7 +268,7 @@ class Run:
 
     def _account(self) -> None:
         """Tell what was predicted beside what was measured."""
-        if self.last_batch is None or not self.seconds_here:
+        if self.last_batch is None or not self.meter.seconds:
             return
         batch = self.last_batch
 
@@ -361,58 +277,22 @@ class Run:
             result.objective.backward()  # type: ignore[no-untyped-call]
 
         # Torch's counter does not see through what divided weights do.
-        counted = None if self.division.divided else counted_flops(once)
+        counted = None if self.keeping.division.divided else counted_flops(once)
         self.stepper.optimizers.clear()
-        self.tell(
-            "account",
-            flops_predicted=training_flops(self.lm.parts, batch),
-            flops_counted=counted,
-            convention=CONVENTION,
-            flops_of_updates=self.flops_here,
-            mfu_convention=MFU_CONVENTION,
-            seconds=self.seconds_here,
-            seconds_at_peak=self.flops_here / (self.stepper.ranks.size * self.peak.flops),
-            peak=self.peak.flops,
-            peak_source=self.peak.source,
-            mfu=self.mfu,
-            memory_predicted=self.predicted_memory,
-            memory_measured=self.most_memory,
-            memory_convention=MEMORY_CONVENTION,
-        )
-
-    def _marked_memory(self) -> int | None:
-        """The most that updates held so far, the net included; None where the system does not tell.
-
-        Looks at held-out text and checkpoints are not counted: they let the mark begin anew.
-        """
-        used = memory_bytes(self.lm.device)
-        if used is not None and self.base_memory is not None:
-            self.most_memory = max(self.most_memory or 0, used - self.base_memory + self.net_bytes)
-        return self.most_memory
+        self.tell("account", **self.meter.account(batch, counted))
 
     @property
-    def _mean_seconds(self) -> float:
-        made = max(self.progress.step - self.started_at - 1, 1)
-        return (self.seconds_here or self.progress.seconds) / made
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second of this process's updates, the first one left out."""
-        return self.tokens_here / self.seconds_here if self.seconds_here else 0.0
-
-    @property
-    def mfu(self) -> float:
-        """Share of the dense peak of all ranks, by `speed.MFU_CONVENTION`."""
-        size = self.stepper.ranks.size
-        return self.flops_here / self.seconds_here / (size * self.peak.flops) if self.seconds_here else 0.0
+    def _seconds_of_one(self) -> float:
+        measured = self.meter.seconds_of_one
+        return self.progress.seconds / self.progress.step if measured is None else measured
 
     def _summary(self, reason: str, last: float, score: Score | None) -> Summary:
         return Summary(
             step=self.progress.step,
             loss=last if score is None else score.loss,
             bits_per_byte=None if score is None else score.bits_per_byte,
-            tokens_per_second=self.rate,
-            mfu=self.mfu,
+            tokens_per_second=self.meter.rate,
+            mfu=self.meter.mfu,
             reason=reason,
             folder=checkpoints.folder_of(self.out, self.progress.step),
         )
@@ -424,9 +304,3 @@ def _routers(outcome: Outcome) -> dict[str, Any]:
     return {
         path: {"entropy": one.entropy, "dead": len(one.dead), "shares": list(one.shares)} for path, one in found.items()
     }
-
-
-def fingerprint(lm: Model) -> str:
-    """A hash of what the card says of the model itself."""
-    bare = replace(lm.card, name="", training=None, source=None, published=None, dtype="unknown")
-    return hashlib.sha256(to_yaml(bare).encode()).hexdigest()

@@ -14,9 +14,9 @@ from scantling.errors import ScantlingInputError
 from scantling.model import Model
 from scantling.train import lora
 from scantling.train.forward import How
-from scantling.train.loss import Terms
 from scantling.train.optim import Recipe
 from scantling.train.schedule import Schedule
+from scantling.train.scoring import Terms
 
 WEIGHTS = {"fp32": "float32", "bf16-mixed": "float32", "bf16-master": "bfloat16", "bf16": "bfloat16"}
 """The dtype of the weights while they compute, by precision."""

@@ -1,4 +1,4 @@
-"""From a MODEL, data and settings to what `run.train` takes: weights, a tokenizer, a corpus."""
+"""From a MODEL, data and settings to what `start.train` takes: weights, a tokenizer, a corpus."""
 
 from __future__ import annotations
 

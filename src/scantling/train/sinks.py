@@ -11,9 +11,6 @@ from typing import Any
 from scantling.errors import need
 from scantling.train.watch import Record, Watcher
 
-TRACKERS = ("wandb", "trackio")
-"""Libraries with the calls init, log and finish."""
-
 
 class Spare:
     """A watcher whose failure ends it and not the run, and is said once.
@@ -73,7 +70,7 @@ class Tracker:
     """The numbers of records to wandb or trackio; where they keep or send them is set as they document it.
 
     Args:
-        library: one of TRACKERS.
+        library: ``wandb`` or ``trackio``, which have the calls init, log and finish.
         run: the folder; its name is the run's, and what wandb keeps goes there.
         project: the card's name.
         settings: the training section, as plain JSON.

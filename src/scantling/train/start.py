@@ -19,7 +19,9 @@ from scantling.train import checkpoints, division, settings, state
 from scantling.train.balance import Balance
 from scantling.train.ema import Ema
 from scantling.train.forward import check_head
+from scantling.train.keeping import Keeping
 from scantling.train.lora import Adapters
+from scantling.train.meter import Meter
 from scantling.train.optim import Optimizers, groups
 from scantling.train.pages import kept_pages
 from scantling.train.ranks import Ranks
@@ -60,15 +62,15 @@ def begin(
         stepper.compiled = torch.compile(lm.net)
     ema = None if training.ema is None else Ema(own.weights, training.ema)
     computing = torch.bfloat16 if training.precision != "fp32" else torch.float32
-    run = Run(lm, corpus, training, out, watchers, stepper, own, ema, adapters, peak(lm.device, computing))
-    run.net_bytes = net_bytes
+    meter = Meter(lm.parts, lm.device, ranks, peak(lm.device, computing), net_bytes)
     if ranks.size == 1:
         longest = max(n for _, n in settings.rows_of(lm.card, training))
-        run.predicted_memory = predicted_memory(lm.parts, training, longest)
+        meter.predicted_memory = predicted_memory(lm.parts, training, longest)
     forget_peak(lm.device)
-    run.base_memory = memory_now(lm.device)
+    meter.base_memory = memory_now(lm.device)
+    run = Run(lm, corpus, training, out, watchers, stepper, Keeping(lm, stepper, own, ema, adapters), meter)
     with ranks.together():
-        run._rows()
+        run.rows()
     return run
 
 
@@ -89,25 +91,26 @@ def resume(run: Run, found: checkpoints.Found) -> Sequence[str]:
     Raises:
         ScantlingInputError: the checkpoint is of another card, other data, or of settings that change the losses.
     """
-    stored = state.read(found.folder, run.division.piece)
+    keeping = run.keeping
+    stored = state.read(found.folder, keeping.division.piece)
     about, now = stored.about, run.about()
     if about.get("card") != now["card"]:
         raise ScantlingInputError(f"{found.folder}: is a checkpoint of another card than {run.lm.card.name}")
     if about.get("corpus") != now["corpus"]:
         raise ScantlingInputError(f"{found.folder}: was trained on other data, or with another tokenizer")
     changed = settings.differences(about["training"], now["training"])
-    if run.adapters is None:
-        place = "cpu" if run.division.divided else str(run.lm.device)
+    if keeping.adapters is None:
+        place = "cpu" if keeping.division.divided else str(run.lm.device)
         loaded = load(found.folder, device=place).net.state_dict()
         known = run.lm.parts.named_stored
-        run.division.put({name: value for name, value in loaded.items() if name in known})
+        keeping.division.put({name: value for name, value in loaded.items() if name in known})
     else:
         if about.get("base") != now["base"]:
             raise ScantlingInputError(f"{found.folder}: its adapters are for other weights than those of this model")
-        run.adapters.restore(stored.under("lora"))
+        keeping.adapters.restore(stored.under("lora"))
     run.stepper.optimizers.restore(stored.under("optimizer"))
-    if run.ema is not None:
-        run.ema.restore(stored.under("ema"))
+    if keeping.ema is not None:
+        keeping.ema.restore(stored.under("ema"))
     if run.stepper.balance is not None:
         run.stepper.balance.restore(stored.under("router"))
     run.progress = stored.progress
@@ -150,5 +153,5 @@ def train(
             notes = resume(run, found)
         for note in notes:
             run.tell("note", text=note)
-    with stopping() as stop, kept_pages(run.predicted_memory or 0) if lm.device.type == "cpu" else nullcontext():
+    with stopping() as stop, kept_pages(run.meter.predicted_memory or 0) if lm.device.type == "cpu" else nullcontext():
         return run.loop(stop)

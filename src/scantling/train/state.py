@@ -57,7 +57,8 @@ class Stored:
     """What was read.
 
     Attributes:
-        about: of the run: `card` (a hash), `corpus` (its key), `training` (the section), `versions`.
+        about: of the run: `card` (a hash), `corpus` (its key), `training` (the section), `torch` (its
+            version), `base` (a hash of what adapters are for).
         tensors: by `optimizer/...`, `ema/...`, `lora/...` and `router/...`.
     """
 

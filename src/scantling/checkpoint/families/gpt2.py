@@ -13,6 +13,12 @@ from scantling.checkpoint.family import Family
 from scantling.checkpoint.names import Row, Split, Transpose
 
 
+def dropout(keys: Keys, usual: float) -> dict[str, float]:
+    """The section of GPT-1, GPT-2 and GPT-J, whose config without a key means `usual`."""
+    names = {"embedding": "embd_pdrop", "attention": "attn_pdrop", "residual": "resid_pdrop"}
+    return {ours: keys.number(theirs, usual) for ours, theirs in names.items()}
+
+
 def _card(keys: Keys) -> dict[str, Any]:
     d_model = keys.size("n_embd", 768)
     keys.only("add_cross_attention", False)
@@ -40,11 +46,7 @@ def _card(keys: Keys) -> dict[str, Any]:
             "d_ff": keys.optional_size("n_inner") or 4 * d_model,
             "bias": True,
         },
-        "dropout": {
-            "embedding": keys.number("embd_pdrop", 0.1),
-            "attention": keys.number("attn_pdrop", 0.1),
-            "residual": keys.number("resid_pdrop", 0.1),
-        },
+        "dropout": dropout(keys, 0.1),
     }
 
 

@@ -9,6 +9,7 @@ from scantling.cards import Card
 from scantling.cards.schema import RoPE
 from scantling.checkpoint.config_keys import Keys
 from scantling.checkpoint.config_write import gpt_keys
+from scantling.checkpoint.families import gpt2
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.names import Row
 from scantling.checkpoint.rope_keys import section
@@ -37,11 +38,7 @@ def _card(keys: Keys) -> dict[str, Any]:
             "bias": True,
         },
         "head": {"bias": True},
-        "dropout": {
-            "embedding": keys.number("embd_pdrop", 0.0),
-            "attention": keys.number("attn_pdrop", 0.0),
-            "residual": keys.number("resid_pdrop", 0.0),
-        },
+        "dropout": gpt2.dropout(keys, 0.0),
     }
 
 

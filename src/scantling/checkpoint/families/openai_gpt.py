@@ -9,6 +9,7 @@ from scantling.cards import Card
 from scantling.cards.schema import Learned
 from scantling.checkpoint.config_keys import Keys
 from scantling.checkpoint.config_write import gpt_keys
+from scantling.checkpoint.families import gpt2
 from scantling.checkpoint.family import Family
 from scantling.checkpoint.names import Row, Split, Transpose
 
@@ -32,11 +33,7 @@ def _card(keys: Keys) -> dict[str, Any]:
             "d_ff": 4 * d_model,
             "bias": True,
         },
-        "dropout": {
-            "embedding": keys.number("embd_pdrop", 0.1),
-            "attention": keys.number("attn_pdrop", 0.1),
-            "residual": keys.number("resid_pdrop", 0.1),
-        },
+        "dropout": gpt2.dropout(keys, 0.1),
     }
 
 
