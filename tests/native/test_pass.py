@@ -279,6 +279,17 @@ def test_the_number_of_rows_changes_no_bit_on_other_processors(march: str) -> No
         assert torch.equal(all_logits(native, ids, (2, 5, 9, 15, 28)), together)
 
 
+@pytest.mark.parametrize("march", ["native", "x86-64", "x86-64-v3"])
+def test_half_precision_is_read_as_it_is(march: str) -> None:
+    """Tables, gains and matrices in float16, down to the smallest: what the same values in float32 give."""
+    card = CARDS["window"]
+    net, ids = strong(card), ids_of(card, 24)
+    net.get_parameter("embed.weight").data[:, ::5] *= 2.0**-12
+    native = decoder(card, net.half(), march=march)
+    assert native.packed.layers[0].up.kind == native.packed.out.kind == "f16"
+    torch.testing.assert_close(all_logits(native, ids, (1, 9)), wanted_logits(net.float(), ids), **CLOSE)
+
+
 @pytest.mark.parametrize("threads", [1, 3, 5])
 def test_the_number_of_threads_changes_no_bit(threads: int) -> None:
     card = CARDS["llama"]

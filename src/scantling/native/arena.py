@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LINE = 64
+MOST_MAKERS = 4
+"""Things that are made at once: more would hold more in memory, which is what they wait for."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,9 @@ class Arena:
         self._freed = weakref.finalize(self, self._library.sc_free, self._start, self.nbytes)
 
     def write(self) -> None:
-        """Bring everything to its place, on all cores; what it was made of is let go as soon as it is there."""
+        """Bring everything to its place; what it was made of is let go as soon as it is there."""
         filled, self._filled = sorted(self._filled, key=lambda one: -one[0].nbytes), []
-        with ThreadPoolExecutor(usable_cores()) as cores:
+        with ThreadPoolExecutor(min(usable_cores(), MOST_MAKERS)) as cores:
             # The largest first, so that no core is left with it at the end.
             for done in [cores.submit(write, self.bytes(place)) for place, write in filled]:
                 done.result()

@@ -145,8 +145,10 @@ def lay(
         turns: the order of all these rows.
         to: of `nbytes`.
     """
-    # Of one number a row, every stride is right.
     data = [p.data if p.data.strides[1] == p.data.itemsize else np.ascontiguousarray(p.data) for p in pieces]
+    # What is out of range would be read all the same.
+    assert {p.columns for p in pieces} == {pieces[0].columns}
+    assert all(order.max() < len(one) for one, order in zip(data, orders, strict=True))
     found = [
         np.where(order < 0, 0, one.ctypes.data + order * one.strides[0])
         for one, order in zip(data, orders, strict=True)
