@@ -286,7 +286,7 @@ def test_half_precision_is_read_as_it_is(march: str) -> None:
     net, ids = strong(card), ids_of(card, 24)
     net.get_parameter("embed.weight").data[:, ::5] *= 2.0**-12
     native = decoder(card, net.half(), march=march)
-    assert native.packed.layers[0].up.kind == native.packed.out.kind == "f16"
+    assert native.packed.layers[0].mlp.up.kind == native.packed.out.kind == "f16"
     torch.testing.assert_close(all_logits(native, ids, (1, 9)), wanted_logits(net.float(), ids), **CLOSE)
 
 

@@ -94,7 +94,7 @@ class Packed:
         """
         self.outline, self._weights, self._shapes = outline, weights, outline.model.named_stored
         self.library = native.library(march)
-        self._arena = Arena(self.library)
+        self._arena, self._kinds = Arena(self.library), set[str]()
         stack, head = outline.stack, outline.head
         self.table = self._matrix(["embed.weight"], ["head.bias"])
         self.out = self.table if head.tied else self._matrix(["head.matrix.weight"], self._head_bias())
@@ -119,8 +119,7 @@ class Packed:
     @property
     def rounds(self) -> bool:
         """Whether a matrix is in blocks of 8 or 4 bits: what 8-bit activations may meet."""
-        held = [m for layer in self.layers for m in (layer.qkv, layer.o, layer.up, layer.down)]
-        return any(m.kind in ("q4", "q8") for m in (self.out, *held))
+        return not self._kinds.isdisjoint({"q4", "q8"})
 
     @property
     def read_nbytes(self) -> int:
@@ -252,6 +251,7 @@ class Packed:
         wide = len(columns) if columns is not None else shapes[0][-1]
         held = joint([self._weights.kind(name) for name in names])
         kind = tile_kind(held)
+        self._kinds.add(kind)
         one = nbytes(kind, count, wide)
 
         def written(to: NDArray[np.uint8]) -> None:
