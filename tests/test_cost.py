@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.commands import answer, call
 
 import scantling as sc
-from scantling.cli.main import _run
 from scantling.errors import ScantlingInputError
 from scantling.numbers import mfu
 from scantling.numbers.cost import run, work
@@ -19,18 +17,6 @@ from scantling.numbers.hardware import ARITHMETIC, arithmetic, device, devices, 
 from scantling.units import parse_count
 
 H100 = 989.4e12
-
-
-def call(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    status = _run(list(args))
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
-
-def answer(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
-    status, out, err = call(capsys, *args, "--json")
-    assert (status, err) == (0, "")
-    return json.loads(out)
 
 
 def test_seven_billion_on_two_trillion_tokens(capsys: pytest.CaptureFixture[str]) -> None:

@@ -158,6 +158,14 @@ def documents(document_ids: Any, ids: Tensor, card: Card, what: str = "document_
     return found.long()
 
 
+def unjudged(document_ids: Tensor, card: Card) -> Tensor:
+    """Where packed rows (B, T) are not judged: padding, and a first token that another document would predict."""
+    from scantling.tensor.mask import Packed
+
+    hidden = document_ids < 0
+    return hidden | (Packed.of(document_ids).positions == 0) if card.family == "decoder" else hidden
+
+
 def types(token_type_ids: Any, ids: Tensor, card: Card) -> Tensor:
     """Kinds of tokens as (B, T) int64 beside ids (B, T).
 

@@ -15,7 +15,7 @@ from scantling.checkpoint.sentence import TextRules
 from scantling.errors import ScantlingInputError, need
 from scantling.parts.heads import Head
 from scantling.parts.transformer import Transformer
-from scantling.passes import Given, prepare
+from scantling.passes import Given, hidden_states, prepare
 from scantling.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -163,24 +163,7 @@ class Model:
 
         Of an encoder-decoder: the encoder's, or with `decoder_ids` the decoder's.
         """
-        torch = need("torch", "run the model")
-        seen: list[Tensor] = []
-        net: Any = self.net
-        encoder = self.parts.decoder is None or (self.parts.two_stacks and decoder_ids is None)
-        stack = net.encoder if encoder else net.decoder
-        if self.parts.two_stacks and decoder_ids is None:
-            decoder_ids = self.ids(ids)[:, :1]
-        hooks = [block.register_forward_pre_hook(lambda _, args: seen.append(args[0])) for block in stack.blocks]
-        if not len(stack.blocks):
-            hooks.append(stack.register_forward_hook(lambda _, __, out: seen.append(out)))
-        hooks.append(stack.register_forward_hook(lambda _, __, out: seen.append(out)))
-        try:
-            with torch.no_grad():
-                self.net(*prepare(self, ids, Given(attention_mask, position_ids, token_type_ids, decoder_ids)))
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return seen[-len(stack.blocks) - 1 :]
+        return hidden_states(self, ids, Given(attention_mask, position_ids, token_type_ids, decoder_ids))
 
     def loss(
         self,
@@ -220,7 +203,8 @@ class Model:
         if wanted.shape != logits.shape[:2]:
             raise ScantlingInputError(f"labels have shape {list(wanted.shape)}; the shape of the ids is needed")
         if document_ids is not None:
-            wanted = wanted.masked_fill(self._unjudged(inputs.documents(document_ids, wanted, self.card)), -100)
+            documents = inputs.documents(document_ids, wanted, self.card)
+            wanted = wanted.masked_fill(inputs.unjudged(documents, self.card), -100)
         if self.card.family == "decoder":
             if (note := inputs.filled_prompts(self.ids(ids), wanted)) is not None:
                 warnings.warn(note, stacklevel=2)
@@ -230,13 +214,6 @@ class Model:
         return cross_entropy(  # type: ignore[no-any-return]
             logits.flatten(0, 1), wanted.flatten(), label_smoothing=label_smoothing
         )
-
-    def _unjudged(self, documents: Tensor) -> Tensor:
-        """Where packed rows (B, T) are not judged: padding, and a first token that another document would predict."""
-        from scantling.tensor.mask import Packed
-
-        hidden = documents < 0
-        return hidden | (Packed.of(documents).positions == 0) if self.card.family == "decoder" else hidden
 
     def shifted(self, labels: Tensor) -> Tensor:
         """What the decoder of an encoder-decoder reads to predict labels (B, T): `start_id`, then all but the last.

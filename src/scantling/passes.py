@@ -1,12 +1,12 @@
-"""What callers hand in beside the ids, made into the context of one pass."""
+"""What callers hand in beside the ids, made into the context of one pass; and a pass that is watched."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from scantling import inputs
-from scantling.errors import ScantlingInputError
+from scantling.errors import ScantlingInputError, need
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,6 +56,30 @@ def prepare(model: Model, ids: Any, given: Given, kernel: str = "fused") -> tupl
         inputs.check_length(rows, model.card)
         context.source_padding = _hidden(given, rows)
     return target, context, rows
+
+
+def hidden_states(model: Model, ids: Any, given: Given) -> list[Tensor]:
+    """The residual stream (B, T, d) before the first block and after each, the last one after the final norm.
+
+    Of an encoder-decoder: the encoder's, or where `given` has a target the decoder's.
+    """
+    torch = need("torch", "run the model")
+    seen: list[Tensor] = []
+    encoder = model.parts.decoder is None or (model.parts.two_stacks and given.decoder_ids is None)
+    stack: Any = model.net.encoder if encoder else model.net.decoder
+    if model.parts.two_stacks and given.decoder_ids is None:
+        given = replace(given, decoder_ids=model.ids(ids)[:, :1])
+    hooks = [block.register_forward_pre_hook(lambda _, args: seen.append(args[0])) for block in stack.blocks]
+    if not len(stack.blocks):
+        hooks.append(stack.register_forward_hook(lambda _, __, out: seen.append(out)))
+    hooks.append(stack.register_forward_hook(lambda _, __, out: seen.append(out)))
+    try:
+        with torch.no_grad():
+            model.net(*prepare(model, ids, given))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen[-len(stack.blocks) - 1 :]
 
 
 def _context(model: Model, ids: Tensor, given: Given, document_ids: Any, kernel: str) -> Any:

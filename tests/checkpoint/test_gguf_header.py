@@ -18,7 +18,8 @@ from gguf import GGMLQuantizationType as Kind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scantling.checkpoint.gguf import MAX_ELEMENTS, GGUFTensor, read_gguf
+from scantling.checkpoint.gguf import GGUFTensor, read_gguf
+from scantling.checkpoint.gguf_metadata import MAX_ELEMENTS
 from scantling.checkpoint.gguf_types import GGML_TYPES, GGUFArray
 from scantling.checkpoint.gguf_values import dequantise
 from scantling.errors import ScantlingInputError

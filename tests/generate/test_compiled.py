@@ -210,6 +210,7 @@ def test_every_way_of_making_a_text_is_that_of_the_net() -> None:
         {"temperature": 0.8, "seed": 3},
         {"beams": Beams(3)},
         {"options": Options(ignore_eos=True, drafting=Drafting(lookup=2))},
+        {"options": Options(ignore_eos=True, drafting=Drafting(layers=1))},
         {"options": Options(ignore_eos=True, keeping=Keeping("ring"))},
     ]
     wanted = [lm.generate(ids, 12, **way) for way in ways]

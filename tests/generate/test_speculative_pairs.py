@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,18 @@ def test_targets_come_as_often_as_their_probability_says(rule: str, who: str) ->
         "layers": {"layers": 1},
     }
     check_frequencies(big, [0, 1, 0, 2], 600, Drafting(**kind[who], rule=rule, switch=False, count=3))
+
+
+@pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
+def test_drafts_over_a_cache_in_8_bits(family: str) -> None:
+    """Token for token what is written over such a cache without drafts."""
+    lm = built(card(n_layers=3), seed=1) if family == "decoder" else pair(n_layers=3)
+    how, eight = Sampling(temperature=1.5, seed=2), Options(ignore_eos=True, keeping=Keeping("full", "int8"))
+    prompt = [[5, 9, 11, 7, 5, 9]]
+    wanted = lm.generate(prompt, 40, sampling=how, options=eight)
+    for kind in ({"lookup": 2}, {"layers": 1}, {"layers": 2}, {"model": early_exit(lm, 2)}):
+        drafts = replace(eight, drafting=Drafting(**kind, switch=False))
+        assert torch.equal(lm.generate(prompt, 40, sampling=how, options=drafts), wanted)
 
 
 def bytes_of_caches() -> int:

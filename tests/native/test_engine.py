@@ -11,12 +11,14 @@ import torch
 from tests.native.test_session import built
 
 import scantling as sc
+from scantling.cli.generate import predicted
 from scantling.cli.main import _run
 from scantling.generate.batching import Engine, Limits
+from scantling.generate.engine import one_by_one
 from scantling.generate.packed_pages import PackedPages
 from scantling.generate.request import Handle, Request
 from scantling.generate.sampling import Sampling
-from scantling.generate.settings import Options
+from scantling.generate.settings import Generation, Options
 from scantling.generate.speculative import Drafting
 from scantling.native import library
 
@@ -111,6 +113,18 @@ def test_drafts_change_nothing(lm: sc.Model, drafting: dict[str, Any]) -> None:
     ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
     plain = lm.generate(ids, 20, options=Options(ignore_eos=True))
     assert torch.equal(lm.generate(ids, 20, options=Options(ignore_eos=True, drafting=Drafting(**drafting))), plain)
+
+
+@pytest.mark.parametrize("drafting", [None, {"lookup": 2}, {"layers": 1}])
+def test_the_cache_of_drafts_is_in_the_account(lm: sc.Model, drafting: dict[str, Any] | None) -> None:
+    """The first layers have one of their own, in PyTorch, beside that of the pass."""
+    options = Options(drafting=None if drafting is None else Drafting(**drafting))
+    with torch.inference_mode():
+        found = next(one_by_one(lm, [5, 6, 7, 5, 6, 7], 20, Sampling(temperature=1.0), options)).cache_bytes
+        alone = lm.packed.session(lm, 1, 26).cache.nbytes
+    made = Generation("", [5], 6, 1, "length", 0.1, 0.1, found, 20)
+    assert found == predicted(lm, made, options)["cache_bytes"]
+    assert (found > alone) == (drafting == {"layers": 1})
 
 
 def test_prompts_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

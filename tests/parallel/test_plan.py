@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.commands import answer, call
 from tests.parallel.conftest import MakeJob
 
-from scantling.cli.main import _run
 from scantling.numbers.parallel.assumptions import TEXT
 from scantling.numbers.parallel.layouts import Layout, Mesh, limits
 from scantling.numbers.parallel.step import Simulator
 from scantling.study.plan import Choices, _variants, described, plan
 
 LLAMA = ["plan", "llama-3.1-405b", "--devices", "16384", "--device", "h100"]
-
-
-def call(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    status = _run(list(args))
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
-
-def answer(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
-    status, out, err = call(capsys, *args, "--json")
-    assert (status, err) == (0, "")
-    return json.loads(out)
 
 
 def test_llama_on_16384_devices(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ from scantling.checkpoint.families.gguf.differ import differences
 from scantling.checkpoint.files import shown
 from scantling.checkpoint.gguf_types import GGUFArray
 from scantling.checkpoint.names import Link, foreign_shapes, written_out
+from scantling.checkpoint.whole_file import whole_file
 from scantling.errors import ScantlingInputError, nearest, need
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ def write_gguf(lm: Model, path: str | os.PathLike[str], dtype: str = "f32") -> t
         name: _kind(name, shape, DTYPES[dtype][0]) for name, shape in foreign_shapes(drawing.table, shapes).items()
     }
     metadata = {**_general(lm.card, dtype), **drawing.metadata, **vocabulary}
-    with _complete(target) as part:
+    with whole_file(target) as part:
         _write(part, drawing, metadata, kinds, weights)
     return (*drawing.notes, *said, *_notes(lm.card, kinds, DTYPES[dtype][0]))
 
@@ -272,39 +271,3 @@ def _add(writer: Any, gguf: Any, key: str, value: Any) -> None:
     elif len(value):
         kind = gguf.GGUFValueType[value.kind.upper()] if isinstance(value, GGUFArray) else None
         writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, sub_type=kind)
-
-
-@contextlib.contextmanager
-def _complete(target: Path) -> Iterator[Path]:
-    """A new file beside the target, which takes its name when the block ends well, and is removed otherwise."""
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-    except OSError as error:
-        raise ScantlingInputError(f"{target}: cannot be written: {error.strerror}") from None
-    os.close(handle)
-    part = Path(name)
-    try:
-        yield part
-        part.chmod(0o666 & ~_umask())
-        if target.exists():
-            raise ScantlingInputError(f"{target} exists by now; nothing is overwritten, so name a new file")
-        part.rename(target)
-        _sync_folder(target.parent)
-    except OSError as error:
-        raise ScantlingInputError(f"{target}: cannot be written: {error.strerror}") from None
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

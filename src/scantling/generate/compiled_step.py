@@ -63,7 +63,7 @@ class DecodeStep(nn.Module):
 
 
 class PagedStep(DecodeStep):
-    """The same over a cache in blocks, whose stores (count, H, size, D) take the place of the slots.
+    """The same over a cache in blocks, whose stores (count, size, H, D) take the place of the slots.
 
     ids (B), pasts (B), tables (B, W) of the rows' blocks, weights, stores -> logits (B, V).
     """

@@ -133,17 +133,18 @@ class Places:
         blocks, values = self._tables.gather(1, places // self._size), new.transpose(1, 2)
         if real is not None:
             blocks, places, values = blocks[real], places[real], values[real]
-        kept.put((blocks, slice(None), places % self._size), values)
+        kept.put((blocks, places % self._size), values)
 
     def get(self, kept: Store, end: int) -> Tensor:
         """The positions before `end`: (B, H, end, D), where a row has fewer with what happens to stand there."""
-        found = kept.get((self._tables[:, : -(-end // self._size)],))
-        batch, blocks, heads, size, width = found.shape
-        return found.transpose(1, 2).reshape(batch, heads, blocks * size, width)[:, :, :end]
+        return kept.get((self._tables[:, : -(-end // self._size)],)).flatten(1, 2).transpose(1, 2)[:, :, :end]
 
 
 class PagedCache:
-    """The blocks' numbers: by path (count, H_kv, size, D); those of sources have a count of their own."""
+    """The blocks' numbers: by path (count, size, H_kv, D); those of sources have a count of their own.
+
+    Positions come before heads, so that blocks that are read lie one after the other as a row's positions do.
+    """
 
     def __init__(
         self,
@@ -157,7 +158,10 @@ class PagedCache:
     ) -> None:
         """shapes: `Part.named_state` of the model at one row of a block's positions; of_source: its `source_slots`."""
         counts = {path: source_count if path in of_source else count for path in shapes}
-        self.stores = {path: store(numbers, (counts[path], *s[1:]), dtype, device) for path, s in shapes.items()}
+        self.stores = {
+            path: store(numbers, (counts[path], size, heads, width), dtype, device)
+            for path, (_, heads, size, width) in shapes.items()
+        }
         self._counts, self._of_source, self._device = (count, source_count), frozenset(of_source), device
 
     @property
@@ -243,19 +247,17 @@ class TableRows:
     source_padding: None = None
 
     def __init__(self, stores: Mapping[str, Tensor], tables: Tensor, pasts: Tensor) -> None:
-        """stores: by path (count, H, size, D), written to; tables: (B, W) blocks, any block behind a row's own."""
+        """stores: by path (count, size, H, D), written to; tables: (B, W) blocks, any block behind a row's own."""
         self._stores, self._tables, self.pasts = stores, tables, pasts
-        self._size = next(iter(stores.values())).shape[2]
+        self._size = next(iter(stores.values())).shape[1]
         self.length = tables.shape[1] * self._size - 1
 
     def append(self, path: str, new: Tensor) -> Tensor:
         """Keep new (B, H, 1, D) behind each row's own and return all that the tables hold: (B, H, W * size, D)."""
         kept = self._stores[path]
         block = self._tables.gather(1, self.pasts[:, None] // self._size)[:, 0]
-        kept.transpose(1, 2).index_put_((block, self.pasts % self._size), new[:, :, 0].to(kept.dtype))
-        found = kept[self._tables]
-        batch, blocks, heads, size, width = found.shape
-        return found.transpose(1, 2).reshape(batch, heads, blocks * size, width)
+        kept.index_put_((block, self.pasts % self._size), new[:, :, 0].to(kept.dtype))
+        return kept[self._tables].flatten(1, 2).transpose(1, 2)
 
     def read(self, path: str) -> Tensor:
         """Not in a compiled step, which is one of a decoder."""

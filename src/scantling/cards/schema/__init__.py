@@ -20,6 +20,7 @@ from scantling.cards.schema.rope_scaling import (
     YarnScaling,
 )
 from scantling.cards.section import Section
+from scantling.cards.training import Training
 
 __all__ = [
     "REFUSED_KINDS",
@@ -59,6 +60,7 @@ __all__ = [
     "Sinusoidal",
     "Source",
     "Stride",
+    "Training",
     "Transform",
     "Unknown",
     "YarnScaling",
