@@ -170,7 +170,7 @@ def test_generate_writes_text_to_stdout_and_figures_to_stderr(capsys: pytest.Cap
     assert out.endswith("\n")
     lines = [line for line in err.splitlines() if not line.startswith("note: ")]
     assert [line.partition(":")[0] for line in lines] == ["engine", "prefill", "decode", "cache"]
-    assert lines[0] == "engine: torch: --dtype"
+    assert lines[0] == "engine: torch: --dtype bf16"
     assert "as predicted" in lines[3]
     assert "ended by length" in lines[3]
 

@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 import torch
 from tests.conftest import GOLDEN
-from tests.test_cli import answer, call
+from tests.test_cli import answer, answer_with_notes, call
 
 import scantling as sc
 from scantling.cards import presets
@@ -90,7 +90,7 @@ def test_a_prefix_stands_before_every_text(t5: Path, capsys: pytest.CaptureFixtu
 
 
 def test_generate_takes_the_prompt_as_source(t5: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    done = answer(capsys, "generate", "w5 w9 w11", "-m", str(t5), "--max-new-tokens", "5")
+    done = answer_with_notes(capsys, "generate", "w5 w9 w11", "-m", str(t5), "--max-new-tokens", "5")
     assert done["text"] == words(wanted(t5, [5, 9, 11, EOS], 5))
     assert (done["prompt_tokens"], done["new_tokens"]) == (4, 5)
     per_position = 2 * 4 * 2 * 5 * 10

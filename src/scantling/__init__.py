@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from scantling.errors import ScantlingError, ScantlingInputError
     from scantling.inspection import Inspection, inspect
     from scantling.loading import from_card as new
-    from scantling.loading import load
+    from scantling.loading import load, load_packed
     from scantling.model import Model
     from scantling.parts.part import Part, Step, Workload
     from scantling.saving import save
@@ -34,6 +34,7 @@ _HOME = {
     "card": "scantling.checkpoint.find:card_of",
     "inspect": "scantling.inspection",
     "load": "scantling.loading",
+    "load_packed": "scantling.loading",
     "new": "scantling.loading:from_card",
     "save": "scantling.saving",
 }
@@ -52,6 +53,7 @@ __all__ = [
     "card",
     "inspect",
     "load",
+    "load_packed",
     "new",
     "save",
 ]

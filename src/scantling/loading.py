@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
@@ -17,6 +19,7 @@ from scantling.checkpoint.gguf import read_gguf
 from scantling.checkpoint.hf_config import end_ids, start_id
 from scantling.checkpoint.load import (
     Described,
+    DescribedFolder,
     Loaded,
     describe_gguf,
     describe_safetensors,
@@ -33,6 +36,8 @@ from scantling.units import weights_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from scantling.native.weights import Weights
 
 
 def load(
@@ -91,55 +96,68 @@ def load_packed(
         ScantlingInputError: what `load` and `Model.pack` refuse.
     """
     found = _find(model, revision)
-    if found.kind == "gguf":
-        return packed_gguf(describe_gguf(found, _weights_of), activations)
     if found.kind in ("preset", "card"):
         return load(model, revision=revision)
-    return _packed_folder(found, activations)
+    describe = describe_gguf if found.kind == "gguf" else describe_safetensors
+    return packed_file(describe(found, _weights_of), activations)
 
 
-def _packed_folder(found: Found, activations: str) -> Model:
-    """The same of safetensors."""
+def packed_file(file: Described | DescribedFolder, activations: str) -> Model:
+    """The same of a file or folder whose headers were read."""
+    made = _packed_gguf(file, activations) if isinstance(file, Described) else _packed_folder(file, activations)
+    if activations == "int8" and made.packed is not None and not made.packed.weights.rounds:
+        made.notes = (*made.notes, "no matrix is in blocks of 8 or 4 bits, so activations stay float32")
+    return made
+
+
+def _packed_folder(file: DescribedFolder, activations: str) -> Model:
     from scantling.checkpoint.stored_values import same
-    from scantling.generate.packed import of_folder, pack
+    from scantling.generate.packed import of_folder
 
-    file = describe_safetensors(found, _weights_of)
     notes = [*file.notes, *file.copy_notes(lambda a, b: same(file.tensors[a], file.tensors[b]))]
     dtype, mixed = dtype_of(file.read)
     if dtype == "float64":
         # Rare, and no card says it.
-        whole = load(found.path)
+        whole = load(file.where)
         whole.pack(activations=activations)
         return whole
     card = replace(file.card, dtype=cast("Any", dtype))
-    tokenizer, no_net = _tokenizer(found), cast("nn.Module", None)
-    ends = end_ids(file.config) | (tokenizer.eos_ids if tokenizer else frozenset())
-    made = Model(card, assemble(card), no_net, tokenizer, (*notes, *mixed), ends, start_id(file.config))
-    made.origin = Origin(read_json(file.config), file.config.parent)
-    del made.net
-    made._later = lambda: load(found.path).net  # type: ignore[attr-defined]
-    made.packed = pack(made, "stored", activations, of_folder(file))
+    made = Model(card, assemble(card), cast("nn.Module", None), None, (*notes, *mixed))
+    made.origin, made.start_id = Origin(read_json(file.config), file.config.parent), start_id(file.config)
+    where = file.where
+    _pack_beside(made, where, of_folder(file), activations, lambda: _folder_tokenizer(where))
+    made.eos_ids |= end_ids(file.config)
     return made
 
 
-def packed_gguf(file: Described, activations: str) -> Model:
-    """The same of a file whose header was read."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from scantling.generate.packed import of_gguf, pack
+def _packed_gguf(file: Described, activations: str) -> Model:
+    from scantling.generate.packed import of_gguf
 
     path, parts = here(file.header.path), assemble(file.card)
-    card, no_net = replace(file.card, dtype="float32"), cast("nn.Module", None)
-    made = Model(card, parts, no_net, None, (file.note,), file=path)
+    card = replace(file.card, dtype="float32")
+    made = Model(card, parts, cast("nn.Module", None), None, (file.note,), file=path)
+    _pack_beside(made, path, of_gguf(made, file.header), activations, lambda: _gguf_tokenizer(file.header.metadata))
+    return made
+
+
+def _pack_beside(
+    made: Model, path: Path, weights: Weights, activations: str, tokenizer: Callable[[], Tokenizer | None]
+) -> None:
+    """Weights in tiles, the tokenizer, and a net that is loaded when it is asked for.
+
+    Laying out tiles needs no Python, and making the tokenizer nothing else.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    from scantling.generate.packed import pack
+
     del made.net
     made._later = lambda: load(path).net  # type: ignore[attr-defined]
-    # Reading the tiles needs no Python, and making the tokenizer nothing else.
     with ThreadPoolExecutor(1) as beside:
-        packing = beside.submit(pack, made, "stored", activations, of_gguf(made, file.header))
-        made.tokenizer = _gguf_tokenizer(file.header.metadata)
+        packing = beside.submit(pack, made, "stored", activations, weights)
+        made.tokenizer = tokenizer()
         made.packed = packing.result()
     made.eos_ids = made.tokenizer.eos_ids if made.tokenizer else frozenset()
-    return made
 
 
 def from_card(
@@ -188,7 +206,12 @@ def _tokenizer(found: Found) -> Tokenizer | None:
         return None
     if found.kind == "gguf":
         return _gguf_tokenizer(read_gguf(found.path).metadata)
-    folder = found.path if found.path.is_dir() else found.path.parent
+    return _folder_tokenizer(found.path)
+
+
+def _folder_tokenizer(path: Path) -> Tokenizer | None:
+    """Of a folder, or of the one in which a file lies."""
+    folder = path if path.is_dir() else path.parent
     has_one = any((folder / name).exists() for name in ("tokenizer.json", *SENTENCEPIECE))
     return Tokenizer.from_folder(folder) if has_one else None
 

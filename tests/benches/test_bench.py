@@ -16,7 +16,7 @@ from scantling.benches.child import Child
 from scantling.benches.plan import Contender, Load, prompts
 from scantling.benches.timing import Spread, interleaved
 from scantling.checkpoint.find import card_of
-from scantling.errors import ScantlingError
+from scantling.errors import ScantlingError, ScantlingInputError
 
 TINY = GOLDEN / "tiny"
 FLOAT32 = Contender("torch", "float32")
@@ -115,6 +115,26 @@ def test_batches_of_the_compiled_pass(capsys: pytest.CaptureFixture[str]) -> Non
     assert 3 * one["cache_bytes"] == three["cache_bytes"] == three["cache_bytes_predicted"] > 0
     assert 3 * one["decode_flops_per_step"] == three["decode_flops_per_step"]
     assert three["bytes_read_per_token"] < one["bytes_read_per_token"]
+
+
+def test_eight_bit_activations_run_where_there_are_blocks() -> None:
+    from scantling.checkpoint.find import default_model
+    from scantling.cli.bench import _subject, contenders
+
+    asked: dict[str, Any] = {"engines": None, "dtypes": "float32", "against": ""}
+    names = {
+        model: [one.name for one in contenders(_subject(model, None, width), asked)[0]]
+        for model, width in ((str(TINY / "llama-gqa"), "stored"), ("tiny", "q8_0"), (str(default_model()), "stored"))
+    }
+    assert list(names.values()) == [
+        ["torch float32", "packed stored"],
+        ["torch float32", "packed q8_0", "packed-int8 q8_0"],
+        ["torch float32", "packed stored", "packed-int8 stored"],
+    ]
+    _, missing = contenders(_subject(str(TINY / "llama-gqa"), None, "stored"), asked)
+    assert "nothing would be rounded" in missing[0]
+    with pytest.raises(ScantlingInputError, match="nothing would be rounded"):
+        contenders(_subject(str(TINY / "llama-gqa"), None, "stored"), asked | {"engines": "packed-int8"})
 
 
 @pytest.mark.parametrize("name", ["t5-v1_1", "bert", "gpt2"])

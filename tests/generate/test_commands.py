@@ -105,7 +105,7 @@ def test_kinds_of_cache_take_what_is_predicted(
 
 
 def test_candidates_of_a_contrastive_search_are_in_the_account(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = answer(capsys, tiny, "w5 w6", "--max-new-tokens", "6")
+    one = answer(capsys, tiny, "w5 w6", "--max-new-tokens", "6", "--engine", "torch")
     made = answer(capsys, tiny, "w5 w6", "--max-new-tokens", "6", "--contrastive", "5")
     assert made["cache_bytes"] == made["predicted"]["cache_bytes"] == 5 * one["cache_bytes"]
     assert made["predicted"]["decode_flops"] == 5 * one["predicted"]["decode_flops"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -22,13 +21,6 @@ from scantling.loading import load_packed
 from scantling.native import library
 
 pytestmark = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Packed weights of these files are left nowhere."""
-    monkeypatch.setenv("SCANTLING_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def io_of(name: str) -> dict[str, torch.Tensor]:
@@ -81,20 +73,6 @@ def test_a_file_of_two_dtypes_is_float32(tmp_path: Path) -> None:
     assert "mixes" in lm.notes[-1]
     assert lm.generate([[5, 9, 11]], 12).tolist() == whole.generate([[5, 9, 11]], 12).tolist()
     assert lm.dtype == torch.float32
-
-
-def test_packed_once_and_again_after_a_change(tmp_path: Path, own_cache: Path) -> None:
-    folder = copied("llama-gqa", tmp_path / "a")
-    first = load_packed(folder).generate([[5, 9, 11]], 12).tolist()
-    (tiles,) = (own_cache / "native").glob("tiles-*")
-    before = tiles.stat()
-    assert load_packed(folder).generate([[5, 9, 11]], 12).tolist() == first
-    assert tiles.stat() == before or tiles.stat().st_mtime_ns == before.st_mtime_ns
-    path = folder / "model.safetensors"
-    save_file({n: -x if "norm" in n else x for n, x in load_file(path).items()}, path)
-    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
-    changed = load_packed(folder).generate([[5, 9, 11]], 12).tolist()
-    assert changed == sc.load(folder).generate([[5, 9, 11]], 12).tolist()
 
 
 def test_a_whole_process_without_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.native.tiled import BLOCKS, tiled
 from tests.test_laws import strong
 
 import scantling as sc
@@ -15,7 +16,7 @@ from scantling.native import library
 from scantling.native.decoder import Decoder
 from scantling.native.packed import Packed
 from scantling.native.program import outline
-from scantling.native.tiles import Stored, pack, quantise
+from scantling.native.tiles import Stored, lay, nbytes, padded, tile_kind
 from scantling.native.weights import OfGGUF, OfNet, as_asked
 
 BASE: dict[str, Any] = {
@@ -278,6 +279,17 @@ def test_the_number_of_rows_changes_no_bit_on_other_processors(march: str) -> No
         assert torch.equal(all_logits(native, ids, (2, 5, 9, 15, 28)), together)
 
 
+@pytest.mark.parametrize("march", ["native", "x86-64", "x86-64-v3"])
+def test_half_precision_is_read_as_it_is(march: str) -> None:
+    """Tables, gains and matrices in float16, down to the smallest: what the same values in float32 give."""
+    card = CARDS["window"]
+    net, ids = strong(card), ids_of(card, 24)
+    net.get_parameter("embed.weight").data[:, ::5] *= 2.0**-12
+    native = decoder(card, net.half(), march=march)
+    assert native.packed.layers[0].mlp.up.kind == native.packed.out.kind == "f16"
+    torch.testing.assert_close(all_logits(native, ids, (1, 9)), wanted_logits(net.float(), ids), **CLOSE)
+
+
 @pytest.mark.parametrize("threads", [1, 3, 5])
 def test_the_number_of_threads_changes_no_bit(threads: int) -> None:
     card = CARDS["llama"]
@@ -293,18 +305,26 @@ def test_rounding_to_bfloat16_is_that_of_torch() -> None:
     assert np.array_equal(bits.view(np.int16), values.bfloat16().view(torch.int16).numpy())
 
 
-def test_a_table_reads_its_rows_back() -> None:
-    """Row by row, through the tiles, in every kind: the embeddings of a model without layers' influence."""
-    quants = pytest.importorskip("gguf.quants")
-    values = np.random.default_rng(0).normal(size=(32, 64)).astype(np.float32)
-    for kind in ("Q4_0", "Q4_1", "Q8_0"):
-        stored = quantise(values, kind)
-        tiles = pack(stored)
-        assert tiles.size == {"Q8_0": 544}.get(kind, 320) * 2 * 2
-        first = quants.dequantize(stored.data, quants.GGMLQuantizationType[kind])
-        again = pack(Stored(kind, stored.data[::-1], 64))
-        assert not np.array_equal(tiles, again)
-        assert first.shape == (32, 64)
+@pytest.mark.parametrize("march", ["native", "x86-64"])
+@pytest.mark.parametrize(("rows", "columns"), [(48, 96), (37, 64), (16, 70), (5, 6)])
+@pytest.mark.parametrize("kind", ["F32", "BF16", "F16", "Q8_0", "Q4_0", "Q4_1"])
+def test_tiles_look_as_they_are_described(kind: str, rows: int, columns: int, march: str) -> None:
+    """Rows out of order and twice, two matrices under one another, rows and columns of zeros at the end."""
+    draw = np.random.default_rng(rows)
+    if kind in BLOCKS:
+        columns = padded(columns, 32)
+        data = draw.integers(0, 256, (rows, columns // 32 * BLOCKS[kind]), np.uint8)
+        # Steps of blocks are numbers.
+        data[:, 1 :: BLOCKS[kind]] &= 0xFB
+    else:
+        data = draw.integers(0, 2**16, (rows, columns), np.uint32 if kind == "F32" else np.uint16)
+    stored = Stored(kind, data, columns)
+    order = draw.integers(-1, rows, rows + 9)
+    turns = draw.permutation(len(order) + rows)
+    to = np.full(nbytes(tile_kind(kind), len(turns), columns), 7, np.uint8)
+    lay(library.library(march), [stored, stored], [order, np.arange(rows)], turns, to)
+    whole = np.concatenate([np.where(order[:, None] < 0, np.zeros_like(data[:1]), data[order]), data])[turns]
+    assert np.array_equal(to, tiled(Stored(kind, whole, columns)))
 
 
 def test_real_weights_keep_their_blocks(smollm: Any) -> None:
@@ -374,67 +394,3 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> N
     assert "no C++ compiler" in str(library.missing())
     with pytest.raises(sc.ScantlingInputError, match="everything runs through PyTorch, slower"):
         library.library.__wrapped__()
-
-
-class TestKept:
-    """Packed weights in the cache folder."""
-
-    @pytest.fixture
-    def made(self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-        """A GGUF file, and a way to start its decoder that counts how often weights are packed."""
-        from scantling.checkpoint.families.gguf import architecture
-        from scantling.checkpoint.gguf import read_gguf
-        from scantling.checkpoint.gguf_write import write_gguf
-        from scantling.native import packed as module
-
-        monkeypatch.setenv("SCANTLING_CACHE", str(tmp_path / "cache"))
-        card = CARDS["tied"]
-        lm = sc.new(card, seed=4)
-        path = tmp_path / "model.gguf"
-        write_gguf(lm, path)
-        counted: list[int] = []
-        monkeypatch.setattr(module, "pack", lambda stored: counted.append(1) or pack(stored))
-
-        def start() -> tuple[Any, int]:
-            header = read_gguf(path)
-            rows = tuple(architecture(header.metadata, "file").rows(card))
-            counted.clear()
-            found = outline(lm.parts)
-            assert not isinstance(found, str)
-            weights = OfGGUF(header, rows, lm.parts.named_weights)
-            native = Decoder(Packed(found, weights, keep=True), capacity=32)
-            return all_logits(native, list(range(20)), (7,)), len(counted)
-
-        return start, tmp_path / "cache" / "native"
-
-    def test_a_second_start_packs_nothing(self, made: Any) -> None:
-        start, _ = made
-        first, packed = start()
-        second, again = start()
-        assert packed > 0
-        assert again == 0
-        assert torch.equal(first, second)
-
-    def test_a_damaged_file_is_packed_again(self, made: Any) -> None:
-        start, folder = made
-        first, packed = start()
-        (file,) = folder.glob("tiles-*")
-        data = bytearray(file.read_bytes())
-        data[1000] ^= 1
-        file.write_bytes(data)
-        second, again = start()
-        assert again == packed
-        assert torch.equal(first, second)
-        file.write_bytes(data[:-100])
-        assert start()[1] == packed
-        assert start()[1] == 0
-
-    def test_a_folder_that_cannot_be_written_to_is_no_fault(self, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        start, folder = made
-        library.library()
-        folder.parent.mkdir(exist_ok=True)
-        (folder.parent / "file").write_text("")
-        from scantling.native import kept
-
-        monkeypatch.setattr(kept, "cache_folder", lambda: folder.parent / "file")
-        assert start()[1] == start()[1] > 0

@@ -101,24 +101,19 @@ def test_a_file_that_changed_is_packed_again(small: Any) -> None:
     assert second == continued(sc.load(path)) != first
 
 
-def test_tiles_cut_short_are_written_again(small: Any, tmp_path: Path) -> None:
-    path = small(1)
-    first = continued(load_packed(path))
-    (tiles,) = (tmp_path / "cache" / "native").glob("tiles-*")
-    whole = tiles.read_bytes()
-    tiles.write_bytes(whole[: len(whole) // 2])
-    assert continued(load_packed(path)) == first
-    assert tiles.read_bytes() == whole
+def test_nothing_is_kept_but_the_library(small: Any, tmp_path: Path) -> None:
+    continued(load_packed(small(1)))
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".so"]
 
 
-def test_why_pytorch_is_taken(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.conftest import GOLDEN
-
-    assert not isinstance(file_for_packed(str(small(1)), None), str)
-    assert "is stored as F16, and tiles hold" in str(file_for_packed(str(small(1, "f16")), None))
-    assert "not in blocks" in str(file_for_packed(str(GOLDEN / "tiny" / "llama-gqa"), None))
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "no C++ compiler was found" in str(file_for_packed(str(small(1)), None))
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q4_0"])
+def test_files_of_every_width_are_taken_as_they_are(small: Any, dtype: str) -> None:
+    path = small(1, dtype)
+    assert not isinstance(file_for_packed(str(path), None), str)
+    lm = load_packed(path)
+    assert lm.packed is not None
+    assert lm.packed.weights.out.kind == {"q4_0": "q4"}.get(dtype, dtype)
+    assert continued(lm) == continued(sc.load(path))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +121,7 @@ def test_why_pytorch_is_taken(small: Any, tmp_path: Path, monkeypatch: pytest.Mo
     [
         (["--cache", "ring"], "--cache ring"),
         (["--cache-numbers", "int8"], "--cache-numbers int8"),
-        (["--dtype", "bfloat16"], "--dtype"),
+        (["--dtype", "bfloat16"], "--dtype bfloat16"),
     ],
 )
 def test_what_only_pytorch_has(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

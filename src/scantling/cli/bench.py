@@ -164,6 +164,12 @@ def contenders(subject: Subject, given: dict[str, Any]) -> tuple[list[Contender]
             raise ScantlingInputError(text)
         missing.append(text)
         engines = ["torch"]
+    elif "packed-int8" in engines and not _rounds(subject):
+        text = "packed-int8: no matrix is in blocks of 8 or 4 bits, so nothing would be rounded; see --width"
+        if asked:
+            raise ScantlingInputError(text)
+        missing.append(text)
+        engines.remove("packed-int8")
     who = [
         Contender(name, dtype)
         for name in engines
@@ -177,6 +183,16 @@ def contenders(subject: Subject, given: dict[str, Any]) -> tuple[list[Contender]
         else:
             who.append(Contender(peer, dtypes[0] if subject.width == "stored" else subject.width))
     return who, missing
+
+
+def _rounds(subject: Subject) -> bool:
+    """Whether the compiled pass meets blocks of 8 or 4 bits."""
+    from scantling.checkpoint.gguf import read_gguf
+    from scantling.native.tiles import block_bytes
+
+    if subject.width != "stored" or subject.stored is None:
+        return subject.width.startswith("q")
+    return any(block_bytes(tensor.kind) is not None for tensor in read_gguf(subject.stored).tensors.values())
 
 
 def loads(subject: Subject, given: dict[str, Any]) -> list[Load]:

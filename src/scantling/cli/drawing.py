@@ -174,8 +174,8 @@ engine_option = click.option(
     default="auto",
     show_default=True,
     help="compile: a step that PyTorch compiles, a minute the first time; packed: a compiled pass over weights as they "
-    "are stored; packed-int8: with activations of 8 bits; auto: packed for blocks of 4 and 8 bits where it can be "
-    "compiled, else torch.",
+    "are stored; packed-int8: with activations of 8 bits; auto: packed where the pass knows the card "
+    "and runs here, else torch.",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,13 +10,12 @@ import click
 from scantling.assembly import assemble
 from scantling.checkpoint.find import Found, default_model, find
 from scantling.errors import ScantlingInputError
+from scantling.units import weights_dtype
 
 if TYPE_CHECKING:
-    from scantling.checkpoint.load import Described
+    from scantling.checkpoint.load import Described, DescribedFolder
     from scantling.generate.settings import Options
     from scantling.model import Model
-
-NO_BLOCKS = "the weights are not in blocks of 4 or 8 bits"
 
 
 def with_engine(given: dict[str, Any]) -> tuple[Model, str]:
@@ -24,33 +24,41 @@ def with_engine(given: dict[str, Any]) -> tuple[Model, str]:
     Raises:
         ScantlingInputError: what loading refuses, or options that the engine asked for does not have.
     """
-    from scantling.loading import load, load_packed, packed_gguf
+    from scantling.loading import load, load_packed, packed_file
 
     engine, named = given.get("engine", "torch"), {name: given[name] for name in ("model", "revision")}
     if engine == "compile":
         return _compiled(given), ""
-    beside = _of_torch(given)
     if engine.startswith("packed"):
-        if beside:
+        if beside := _of_torch(given) or _of_width(given):
             raise ScantlingInputError(f"{beside} goes with --engine torch")
         _say_if_compiled()
-        activations = "int8" if engine == "packed-int8" else "exact"
-        return load_packed(given["model"], activations=activations, revision=given["revision"]), ""
+        return load_packed(**named, activations="int8" if engine == "packed-int8" else "exact"), ""
+    why = ""
     if engine == "auto":
-        found = beside or file_for_packed(**named)
+        found = _of_torch(given) or _of_drafts(given) or file_for_packed(**named, dtype=given["dtype"])
         if not isinstance(found, str):
             _say_if_compiled()
-            return packed_gguf(found, "exact"), "engine: packed, exact, on the file's own blocks"
-        # Only of files whose blocks the pass could hold is it news that PyTorch reads them.
-        beside = "" if found == NO_BLOCKS else f"engine: torch: {found}"
-    return load(given["model"], dtype=given["dtype"], device=given["device"], revision=given["revision"]), beside or ""
+            return packed_file(found, "exact"), f"engine: packed, exact, on the file's own {_own(found)}"
+        why = f"engine: torch: {found}"
+    return load(given["model"], dtype=given["dtype"], device=given["device"], revision=given["revision"]), why
+
+
+def _own(file: Described | DescribedFolder) -> str:
+    """How a file stores its matrices, in words."""
+    from scantling.checkpoint.load import Described, dtype_of
+
+    if not isinstance(file, Described):
+        return dtype_of(file.read)[0]
+    kinds = Counter(tensor.kind for tensor in file.header.tensors.values() if len(tensor.shape) > 1)
+    return " and ".join(kind for kind, _ in kinds.most_common())
 
 
 def _compiled(given: dict[str, Any]) -> Model:
     """A model whose step is compiled before anything is timed."""
     from scantling.loading import load
 
-    if beside := _of_torch(given | {"dtype": None, "device": "cpu"}):
+    if beside := _of_torch(given | {"device": "cpu"}):
         raise ScantlingInputError(f"{beside} goes with --engine torch")
     lm = load(given["model"], dtype=given["dtype"], device=given["device"], revision=given["revision"])
     from scantling.generate.batching import Limits
@@ -73,13 +81,25 @@ def _of_torch(given: dict[str, Any]) -> str | None:
     """The first option that only PyTorch has."""
     kept = given.get("kept", {"kind": "full", "numbers": "plain"})
     asked = {
-        "--dtype": given["dtype"] is not None,
         f"--device {given['device']}": given["device"] != "cpu",
         f"--cache {kept['kind']}": kept["kind"] != "full",
         f"--cache-numbers {kept['numbers']}": kept["numbers"] != "plain",
         "--contrastive": given.get("contrasted", {}).get("contrastive") is not None,
     }
     return next((name for name, wanted in asked.items() if wanted), None)
+
+
+def _of_drafts(given: dict[str, Any]) -> str | None:
+    """The option that would have the net in memory beside the tiles."""
+    return "--draft-layers" if given.get("drafted", {}).get("draft_layers") is not None else None
+
+
+def _of_width(given: dict[str, Any]) -> str | None:
+    """--dtype, where it names what the pass does not compute with."""
+    if given["dtype"] is None:
+        return None
+    found = file_for_packed(given["model"], given["revision"], given["dtype"])
+    return found if isinstance(found, str) and found.startswith("--dtype") else None
 
 
 def _say_if_compiled() -> None:
@@ -98,29 +118,32 @@ def engine_of(lm: Model, options: Options) -> str:
     return "packed" if lm.packed.activations == "exact" else "packed-int8"
 
 
-def file_for_packed(model: str | None, revision: str | None) -> Described | str:
-    """The file of blocks that tiles hold as they are, as they hold a router in float32; else why PyTorch decodes.
+def file_for_packed(
+    model: str | None, revision: str | None, dtype: str | None = None
+) -> Described | DescribedFolder | str:
+    """The file or folder that the compiled pass reads; else why PyTorch decodes.
+
+    Args:
+        dtype: that the weights are asked for in; the pass has them as they are stored, and computes in float32.
 
     Raises:
-        ScantlingInputError: no such model, or its file is malformed.
+        ScantlingInputError: no such model or dtype, or its file is malformed.
     """
+    from scantling.checkpoint.load import Described, describe_gguf, describe_safetensors, dtype_of
     from scantling.native.library import missing
     from scantling.native.program import outline
-    from scantling.native.tiles import block_bytes
 
     found = Found("gguf", default_model()) if model is None else find(model, revision=revision)
-    if found.kind != "gguf":
-        return NO_BLOCKS
+    if found.kind in ("preset", "card"):
+        return "a card has no weights"
+    describe = describe_gguf if found.kind == "gguf" else describe_safetensors
+    file = describe(found, lambda card: assemble(card).named_stored)
+    width = "float32" if isinstance(file, Described) else dtype_of(file.read)[0]
+    if dtype is not None and weights_dtype(dtype) not in ("float32", width):
+        return f"--dtype {dtype}"
+    if width == "float64":
+        return "the weights are float64, and the compiled pass computes in float32"
     if (why := missing()) is not None:
         return why
-    from scantling.checkpoint.load import describe_gguf
-
-    file = describe_gguf(found, lambda card: assemble(card).named_stored)
-    matrices = [tensor for tensor in file.header.tensors.values() if len(tensor.shape) > 1 and tensor.kind != "F32"]
-    if not matrices:
-        return NO_BLOCKS
-    for tensor in matrices:
-        if block_bytes(tensor.kind) is None:
-            return f"{tensor.name} is stored as {tensor.kind}, and tiles hold Q4_0, Q4_1 and Q8_0"
     known = outline(assemble(file.card))
     return f"the compiled pass does not know {file.card.name}: {known}" if isinstance(known, str) else file

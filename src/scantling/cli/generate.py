@@ -134,7 +134,8 @@ def _many(lm: Model, given: dict[str, Any], sampling: Any, options: Options) -> 
     prepared = (lambda text: _message(lm, text, given)) if given["chat"] else None
     by = " ".join(str(given[name]) for name in ("model", "revision") if given[name] or name == "model")
     rounded = f" {lm.packed.activations}" if lm.packed is not None and lm.packed.activations != "exact" else ""
-    lines = read_prompts(given["prompts"], default, f"{by} {lm.dtype}{rounded}", prepared)
+    width = lm.dtype if lm.packed is None else "torch.float32"
+    lines = read_prompts(given["prompts"], default, f"{by} {width}{rounded}", prepared)
     limits = limits_for(lm, lines, given["rows"] or ROWS)
     new, old = run_prompts(lm, lines, given["out"], limits, _progress())
     if given["why"]:

@@ -69,7 +69,7 @@ def pack(model: Model, width: str, activations: str, weights: Weights | None = N
         raise ScantlingInputError(why)
     found = outline(model.parts)
     assert not isinstance(found, str)
-    packed = Packed(found, weights or _weights(model, width), keep=True)
+    packed = Packed(found, weights or _weights(model, width))
     if activations == "int8" and not packed.library.sc_integer_dot():
         raise ScantlingInputError("8-bit activations need a processor with AVX-512 VNNI; the exact pass runs here")
     return PackedWeights(packed, activations)

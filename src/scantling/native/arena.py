@@ -5,18 +5,22 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scantling.errors import ScantlingInputError
+from scantling.native.library import usable_cores
 from scantling.native.tiles import padded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LINE = 64
+MOST_MAKERS = 4
+"""Things that are made at once: more would hold more in memory, which is what they wait for."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Arena:
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        self._filled: list[tuple[Place, Callable[[], Any]]] = []
+        self._filled: list[tuple[Place, Callable[[NDArray[np.uint8]], None]]] = []
         self._start: int | None = None
         self.nbytes = 0
 
@@ -48,8 +52,16 @@ class Arena:
 
     def fill(self, size: int, make: Callable[[], Any]) -> Place:
         """Room for an array of so many bytes, which is made when the arena is filled."""
+
+        def copy(to: NDArray[np.uint8]) -> None:
+            to[:] = np.ascontiguousarray(make()).view(np.uint8).reshape(-1)
+
+        return self.written(size, copy)
+
+    def written(self, size: int, write: Callable[[NDArray[np.uint8]], None]) -> Place:
+        """Room for so many bytes, which are written there when the arena is filled."""
         place = self.reserve(size)
-        self._filled.append((place, make))
+        self._filled.append((place, write))
         return place
 
     def allocate(self) -> None:
@@ -64,9 +76,12 @@ class Arena:
         self._freed = weakref.finalize(self, self._library.sc_free, self._start, self.nbytes)
 
     def write(self) -> None:
-        """Make every array and bring it to its place."""
-        for place, make in self._filled:
-            self.bytes(place)[:] = np.ascontiguousarray(make()).view(np.uint8).reshape(-1)
+        """Bring everything to its place; what it was made of is let go as soon as it is there."""
+        filled, self._filled = sorted(self._filled, key=lambda one: -one[0].nbytes), []
+        with ThreadPoolExecutor(min(usable_cores(), MOST_MAKERS)) as cores:
+            # The largest first, so that no core is left with it at the end.
+            for done in [cores.submit(write, self.bytes(place)) for place, write in filled]:
+                done.result()
 
     def at(self, place: Place | None) -> int | None:
         """The address of a place."""

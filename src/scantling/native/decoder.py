@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -63,7 +62,7 @@ class Decoder:
         self.slots, self.capacity = slots, padded(capacity, ROWS)
         self._own_pages = pages is None
         self._page_count = pages or slots * (self.capacity // ROWS)
-        self._quantised, self._threads = quantised, threads or usable_cores()
+        self._quantised, self._threads = quantised, threads or native.usable_cores()
         self._arena = Arena(self._library)
         self._lay_out()
         self._begin()
@@ -222,13 +221,6 @@ class Decoder:
     def close(self) -> None:
         """End the threads and give the memory back."""
         self._closed()
-
-
-def usable_cores() -> int:
-    """Cores that this process may use; at most $OMP_NUM_THREADS where that is a number, as PyTorch has it."""
-    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return min(found, int(asked)) if asked.isdecimal() and int(asked) else found
 
 
 def _close(library: Any, program: Any, *held: Any) -> None:

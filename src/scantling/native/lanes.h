@@ -60,6 +60,17 @@ inline Floats halves(const uint8_t *from) {
   return value;
 #endif
 }
+// The first or the second sixteen of 32 halves.
+inline Floats halves(Ints v, int second) {
+#if defined(__AVX512F__)
+  const __m512i all = (__m512i)v;
+  return (Floats)_mm512_cvtph_ps(second ? _mm512_extracti64x4_epi64(all, 1) : _mm512_castsi512_si256(all));
+#else
+  uint8_t bytes[sizeof v];
+  std::memcpy(bytes, &v, sizeof v);
+  return halves(bytes + 32 * second);
+#endif
+}
 inline Floats nibbles(Ints v) {
 #if defined(__AVX512F__)
   // The permutation reads the low four bits only.

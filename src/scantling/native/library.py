@@ -95,7 +95,7 @@ class Program(ctypes.Structure):
 
 
 def cache_folder() -> Path:
-    """Where compiled passes and packed weights are kept: $SCANTLING_CACHE, or scantling in the user's cache folder."""
+    """Where what was compiled is kept: $SCANTLING_CACHE, or scantling in the user's cache folder."""
     own = os.environ.get("SCANTLING_CACHE")
     if own:
         return Path(own)
@@ -132,6 +132,7 @@ def library(march: str = "native") -> Any:
         ("sc_arena", _pointer, [ctypes.c_size_t]),
         ("sc_free", None, [_pointer, ctypes.c_size_t]),
         ("sc_tile_bytes", ctypes.c_long, [ctypes.c_int]),
+        ("sc_lay", None, [_int, _pointer, ctypes.c_long, ctypes.c_long, _pointer]),
         ("sc_scratch", ctypes.c_long, [ctypes.c_long]),
         ("sc_start", None, [_pointer, _pointer, ctypes.c_long]),
         ("sc_stop", None, [_pointer]),
@@ -168,6 +169,13 @@ def processor() -> str:
     except OSError:
         return platform.processor() or platform.machine()
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; at most $OMP_NUM_THREADS where that is a number, as PyTorch has it."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(found, int(asked)) if asked.isdecimal() and int(asked) else found
 
 
 def _compile(march: str, target: Path) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from scantling.native import library as native
 from scantling.native.arena import Arena, Place
-from scantling.native.kept import Kept
 from scantling.native.program import ACTS, SCORINGS, Layer, Outline
-from scantling.native.tiles import KINDS, ROWS, Stored, in_heads, join, joint, nbytes, pack, padded, tile_kind
+from scantling.native.tiles import KINDS, ROWS, in_heads, joint, lay, nbytes, padded, tile_kind
 from scantling.native.weights import Weights
 from scantling.parts.leaf import HeadNorm, LayerNorm, RMSNorm
 from scantling.parts.mlp import MLP, GatedMLP
@@ -83,19 +83,18 @@ class Packed:
         nbytes: of the arena.
     """
 
-    def __init__(self, outline: Outline, weights: Weights, *, march: str = "native", keep: bool = False) -> None:
+    def __init__(self, outline: Outline, weights: Weights, *, march: str = "native") -> None:
         """Pack the weights.
 
         Args:
             march: the processor to compile for.
-            keep: leave the packed weights in the cache folder, and read them from there the next time.
 
         Raises:
             ScantlingInputError: no compiler, an unknown width, weights that do not fill tiles, or too little memory.
         """
-        self.outline, self._weights, self._names = outline, weights, frozenset(outline.model.named_stored)
+        self.outline, self._weights, self._shapes = outline, weights, outline.model.named_stored
         self.library = native.library(march)
-        self._arena = Arena(self.library)
+        self._arena, self._kinds = Arena(self.library), set[str]()
         stack, head = outline.stack, outline.head
         self.table = self._matrix(["embed.weight"], ["head.bias"])
         self.out = self.table if head.tied else self._matrix(["head.matrix.weight"], self._head_bias())
@@ -104,15 +103,23 @@ class Packed:
         self.embed_norm = self._norm("decoder.embed_norm", stack.embed_norm)
         self.layers = [self._layer(layer) for layer in outline.layers]
         self.final_norm = self._norm("decoder.final_norm", stack.final_norm)
-        self._bring(Kept.of(weights, outline) if keep else None)
+        self._arena.allocate()
+        self._arena.write()
+        # A net's tensors are no longer needed here.
+        del self._weights
 
     def _head_bias(self) -> list[str]:
-        return ["head.bias" if "head.bias" in self._names else "head.matrix.bias"]
+        return ["head.bias" if "head.bias" in self._shapes else "head.matrix.bias"]
 
     @property
     def nbytes(self) -> int:
         """Of all weights, gains and shifts, in tiles."""
         return self._arena.nbytes
+
+    @property
+    def rounds(self) -> bool:
+        """Whether a matrix is in blocks of 8 or 4 bits: what 8-bit activations may meet."""
+        return not self._kinds.isdisjoint({"q4", "q8"})
 
     @property
     def read_nbytes(self) -> int:
@@ -126,16 +133,6 @@ class Packed:
 
     def _looked_up(self) -> list[Tiled]:
         return [m for m in (self.places, None if self.outline.head.tied else self.table) if m is not None]
-
-    def _bring(self, kept: Kept | None) -> None:
-        """Everything to its place, from the cache folder if it is there."""
-        self._arena.allocate()
-        whole = self._arena.bytes(Place(0, self._arena.nbytes))
-        if kept is not None and kept.read(whole):
-            return
-        self._arena.write()
-        if kept is not None:
-            kept.write(whole)
 
     def layer(self, number: int) -> native.Layer:
         """What the pass is told of a layer's weights."""
@@ -246,20 +243,28 @@ class Packed:
             columns: the order of their columns.
             experts: so many matrices of each name.
         """
-        pieces = [self._weights.matrix(name) for name in names]
-        orders = rows or [np.arange(len(piece.data) // experts) for piece in pieces]
+        shapes = [self._shapes[name] for name in names]
+        lengths = [prod(shape[:-1]) // experts for shape in shapes]
+        orders = rows or [np.arange(length) for length in lengths]
         count = sum(map(len, orders))
         turns = np.arange(count).reshape(2, -1, ROWS).swapaxes(0, 1).reshape(-1) if by_turns else np.arange(count)
-        wide, held = len(columns) if columns is not None else pieces[0].columns, joint(pieces)
-
-        def made() -> Any:
-            whole = [(p if columns is None else p.columns_in(columns)).held_as(held) for p in pieces]
-            return np.concatenate([pack(_of_expert(whole, orders, turns, e, experts)) for e in range(experts)])
-
+        wide = len(columns) if columns is not None else shapes[0][-1]
+        held = joint([self._weights.kind(name) for name in names])
         kind = tile_kind(held)
-        data = self._arena.fill(experts * nbytes(kind, count, wide), made)
+        self._kinds.add(kind)
+        one = nbytes(kind, count, wide)
+
+        def written(to: NDArray[np.uint8]) -> None:
+            pieces = [self._weights.matrix(name) for name in names]
+            pieces = [(p if columns is None else p.columns_in(columns)).held_as(held) for p in pieces]
+            for e in range(experts):
+                firsts = zip(orders, lengths, strict=True)
+                own = [np.where(order < 0, -1, order + e * length) for order, length in firsts]
+                lay(self.library, pieces, own, turns, to[e * one : (e + 1) * one])
+
+        data = self._arena.written(experts * one, written)
         shifts = biases or [name.removesuffix("weight") + "bias" for name in names]
-        if not any(name in self._names for name in shifts):
+        if not any(name in self._shapes for name in shifts):
             return Tiled(kind, count, wide, data, None, experts)
 
         def shift() -> Any:
@@ -271,7 +276,7 @@ class Packed:
         return Tiled(kind, count, wide, data, self._arena.fill(4 * experts * padded(count, ROWS), shift), experts)
 
     def _shift(self, name: str, experts: int, order: NDArray[np.int64]) -> NDArray[np.float32]:
-        if name not in self._names:
+        if name not in self._shapes:
             return np.zeros((experts, len(order)), np.float32)
         values = self._weights.vector(name).reshape(experts, -1)
         return np.where(order < 0, np.float32(0), values[:, order])
@@ -306,16 +311,6 @@ class Packed:
             self._arena.fill(size, lambda: made("weight")),
             self._arena.fill(size, lambda: made("bias")) if shifted else None,
         )
-
-
-def _of_expert(
-    pieces: list[Stored], orders: list[NDArray[np.int64]], turns: NDArray[np.int64], expert: int, experts: int
-) -> Stored:
-    own = []
-    for piece, order in zip(pieces, orders, strict=True):
-        first = expert * (len(piece.data) // experts)
-        own.append(piece.rows(np.where(order < 0, -1, order + first)))
-    return join(own).rows(turns)
 
 
 def _pairs(position: Any, d_head: int) -> NDArray[np.int64] | None:

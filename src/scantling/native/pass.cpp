@@ -13,6 +13,7 @@
 #include "attention.h"
 #include "experts.h"
 #include "lanes.h"
+#include "laying.h"
 #include "program.h"
 #include "rounded.h"
 #include "rows.h"
@@ -95,7 +96,8 @@ void look_up(const Matrix &m, int row, float *y, int n, float scale) {
     else if (m.kind == BF16) {
       uint32_t bits = (uint32_t)load<uint16_t>(tile + 64 * (c / 2) + 4 * r + 2 * (c % 2)) << 16;
       std::memcpy(&value, &bits, 4);
-    } else if (m.kind == Q4) {
+    } else if (m.kind == F16) value = half(load<uint16_t>(tile + 32 * c + 2 * r));
+    else if (m.kind == Q4) {
       const uint8_t byte = tile[64 * (c / 8) + 4 * r + c % 4];
       value = (c % 8 < 4 ? byte & 15 : byte >> 4) * half(load<uint16_t>(tile + 256 + 2 * r)) +
               half(load<uint16_t>(tile + 288 + 2 * r));
@@ -467,6 +469,18 @@ int sc_sizes(int which) {
 int sc_most_rows() { return MOST_ROWS; }
 int sc_integer_dot() { return HAS_INTEGER_DOT; }
 long sc_tile_bytes(int kind) { return (long)tile_bytes(kind); }
+
+// Sixteen rows of each tile, and where the tiles go.
+void sc_lay(int format, const uint8_t *const *rows, long tiles, long columns, uint8_t *to) {
+  switch (format) {
+  case AS_F32: return lay<AS_F32>(rows, tiles, columns, to);
+  case AS_BF16: return lay<AS_BF16>(rows, tiles, columns, to);
+  case AS_F16: return lay<AS_F16>(rows, tiles, columns, to);
+  case AS_Q8_0: return lay<AS_Q8_0>(rows, tiles, columns, to);
+  case AS_Q4_0: return lay<AS_Q4_0>(rows, tiles, columns, to);
+  case AS_Q4_1: return lay<AS_Q4_1>(rows, tiles, columns, to);
+  }
+}
 
 // Zeroed memory at the start of a huge page, and huge pages where the system gives them; null where it gives none.
 void *sc_arena(size_t bytes) {

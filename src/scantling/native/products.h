@@ -14,7 +14,8 @@ namespace {
 inline constexpr size_t tile_bytes(int kind) {
   switch (kind) {
   case F32: return 4 * LANES * GROUP;
-  case BF16: return 2 * LANES * GROUP;
+  case BF16:
+  case F16: return 2 * LANES * GROUP;
   case Q4: return LANES * GROUP / 2 + 4 * LANES;
   }
   return LANES * GROUP + 2 * LANES;
@@ -32,13 +33,15 @@ template <int KIND> inline Floats column(Ints v, int c) {
   if constexpr (KIND == Q8) return to_floats((v ^ (int32_t)0x80808080) << (24 - 8 * c) >> 24);
   // Two side by side: the first in the low half.
   if constexpr (KIND == BF16) return same_bits(c ? v & (int32_t)0xffff0000 : v << 16);
+  // One column behind the other.
+  if constexpr (KIND == F16) return halves(v, c);
   return same_bits(v);
 }
 
 // Hands over the 32 columns of a group in order, before their scale and minimum, of TILES tiles so many bytes apart: a
 // sum waits for itself at every column, and those of other tiles fill the time.
 template <int KIND, int TILES, class Take> inline void columns(const uint8_t *p, size_t apart, Take take) {
-  constexpr int LOADS = KIND == Q4 ? 4 : KIND == Q8 ? 8 : KIND == BF16 ? GROUP / 2 : GROUP;
+  constexpr int LOADS = KIND == Q4 ? 4 : KIND == Q8 ? 8 : KIND == F32 ? GROUP : GROUP / 2;
   constexpr int EACH = GROUP / LOADS;
 #pragma GCC unroll 32
   for (int j = 0; j < LOADS; j++) {
@@ -63,7 +66,7 @@ template <int KIND> inline Floats least_of(const uint8_t *p) {
 
 // A total with what a group adds to it; `sum` is that of the activations.
 template <int KIND> inline Floats grown(Floats total, Floats found, Floats scale, Floats least, const float *sum) {
-  if constexpr (KIND == F32 || KIND == BF16) return total + found;
+  if constexpr (KIND != Q4 && KIND != Q8) return total + found;
   total += found * scale;
   if constexpr (KIND == Q4) total += least * *sum;
   return total;

@@ -6,7 +6,7 @@
 // Rows that one pass may have.
 constexpr int MOST_ROWS = 128;
 
-enum Kind : int32_t { F32, BF16, Q4, Q8 };
+enum Kind : int32_t { F32, BF16, Q4, Q8, F16 };
 enum Centre : int32_t { NO_NORM, RMS, LAYER };
 enum Scoring : int32_t { SOFTMAX, SIGMOID, TOP_SOFTMAX };
 

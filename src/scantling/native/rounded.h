@@ -134,6 +134,7 @@ void product(const Matrix &m, int first, int last, const Read &in, int rows, flo
   switch (m.kind) {
   case F32: return exact<F32>(m, first, last, in, rows, y, stride);
   case BF16: return exact<BF16>(m, first, last, in, rows, y, stride);
+  case F16: return exact<F16>(m, first, last, in, rows, y, stride);
   case Q4: return exact<Q4>(m, first, last, in, rows, y, stride);
   default: return exact<Q8>(m, first, last, in, rows, y, stride);
   }

@@ -3,13 +3,14 @@
 A tile holds its 16 rows in groups of 32 columns. Within a group, four neighbouring columns of a row stand together and
 the 16 rows side by side, so that one 512-bit register holds the same columns of 16 rows:
 
-    f32   (32, 16) floats                    bf16  (16 pairs of columns, 16 rows, 2)
+    f32   (32, 16) floats      f16  (32, 16) of half precision      bf16  (16 pairs of columns, 16 rows, 2)
     q8    (8, 16, 4) bytes of value + 128, then 16 half-precision scales d:          d (byte - 128)
     q4    (4, 16, 4) bytes, columns 8j + c low and 8j + 4 + c high, then d and m:    d nibble + m
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ROWS, GROUP = 16, 32
-KINDS = {"f32": 0, "bf16": 1, "q4": 2, "q8": 3}
-TILE_BYTES = {"f32": 2048, "bf16": 1024, "q4": 320, "q8": 544}
+KINDS = {"f32": 0, "bf16": 1, "q4": 2, "q8": 3, "f16": 4}
+FORMATS = {"F32": 0, "BF16": 1, "F16": 2, "Q8_0": 3, "Q4_0": 4, "Q4_1": 5}
+"""As the library numbers them: kinds of tiles, and what is stored in them."""
+TILE_BYTES = {"f32": 2048, "bf16": 1024, "f16": 1024, "q4": 320, "q8": 544}
 """Bytes of 16 rows and 32 columns."""
 _BLOCKS = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
 
@@ -32,18 +35,14 @@ class Stored:
     """A matrix as it was stored.
 
     Attributes:
-        kind: ``F32``, ``BF16`` (bits in uint16), or the GGUF block format ``Q4_0``, ``Q4_1`` or ``Q8_0``.
-        data: (rows, columns) of F32 and BF16, (rows, bytes) of block formats.
+        kind: ``F32``, ``F16``, ``BF16`` (bits in uint16), or the GGUF block format ``Q4_0``, ``Q4_1`` or ``Q8_0``.
+        data: (rows, columns) of F32, F16 and BF16, (rows, bytes) of block formats.
         columns: d_in.
     """
 
     kind: str
     data: NDArray[Any]
     columns: int
-
-    def rows(self, order: NDArray[np.int64]) -> Stored:
-        """The same with its rows in another order, which no block spans; -1 is a row of zeros."""
-        return Stored(self.kind, _taken(self.data, order, 0), self.columns)
 
     def columns_in(self, order: NDArray[np.int64]) -> Stored:
         """The same with its columns in another order; -1 is a column of zeros.
@@ -53,7 +52,8 @@ class Stored:
         """
         if self.kind in _BLOCKS:
             raise ScantlingInputError(f"heads of such a width need weights of 16 or 32 bits, and these are {self.kind}")
-        return Stored(self.kind, _taken(self.data, order, 1), len(order))
+        data = np.concatenate([self.data, np.zeros((len(self.data), 1), self.data.dtype)], 1)
+        return Stored(self.kind, data.take(order, 1), len(order))
 
     def held_as(self, kind: str) -> Stored:
         """The same numbers in a kind that `joint` names."""
@@ -61,6 +61,8 @@ class Stored:
             return self
         if (self.kind, kind) == ("Q4_0", "Q8_0"):
             return Stored(kind, _q4_as_q8(self.data), self.columns)
+        if self.kind == "F16":
+            return Stored("F32", self.data.astype(np.float32), self.columns)
         if self.kind == "BF16":
             return Stored("F32", (self.data.astype(np.uint32) << np.uint32(16)).view(np.float32), self.columns)
         quants = need("gguf.quants", "dequantise weights")
@@ -85,14 +87,6 @@ def quantise(values: NDArray[np.float32], kind: str) -> Stored:
     return Stored(kind, data, values.shape[1])
 
 
-def _taken(data: NDArray[Any], order: NDArray[np.int64], axis: int) -> NDArray[Any]:
-    if order.min() < 0:
-        shape = [1 if i == axis else n for i, n in enumerate(data.shape)]
-        data = np.concatenate([data, np.zeros(shape, data.dtype)], axis)
-    found: NDArray[Any] = data.take(order, axis)
-    return found
-
-
 def in_heads(heads: int, width: int, stored: int, order: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
     """Places of the channels of heads that are filled up from `width` to `stored`: -1 is a channel of zeros.
 
@@ -105,23 +99,17 @@ def in_heads(heads: int, width: int, stored: int, order: NDArray[np.int64] | Non
     return places.reshape(-1)
 
 
-def joint(pieces: list[Stored]) -> str:
-    """The kind that holds the numbers of all these matrices as they are, so that they can share a product."""
-    kinds = {piece.kind for piece in pieces}
-    if len(kinds) == 1:
-        return pieces[0].kind
+def joint(kinds: Sequence[str]) -> str:
+    """The kind that holds the numbers of matrices of all these kinds as they are, so that they can share a product."""
+    if len(set(kinds)) == 1:
+        return kinds[0]
     # d (nibble - 8) is d times a small whole number; a Q4_1 has a second number per block that Q8_0 has no place for.
-    return "Q8_0" if kinds == {"Q4_0", "Q8_0"} else "F32"
+    return "Q8_0" if set(kinds) == {"Q4_0", "Q8_0"} else "F32"
 
 
 def tile_kind(kind: str) -> str:
     """The kind of tile that says all of a stored kind."""
-    return {"F32": "f32", "BF16": "bf16", "Q8_0": "q8"}.get(kind, "q4")
-
-
-def join(pieces: list[Stored]) -> Stored:
-    """Matrices of one kind under one another."""
-    return Stored(pieces[0].kind, np.concatenate([piece.data for piece in pieces]), pieces[0].columns)
+    return {"F32": "f32", "BF16": "bf16", "F16": "f16", "Q8_0": "q8"}.get(kind, "q4")
 
 
 def _q4_as_q8(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -142,61 +130,30 @@ def nbytes(kind: str, rows: int, columns: int) -> int:
     return padded(rows, ROWS) // ROWS * (padded(columns, GROUP) // GROUP) * TILE_BYTES[kind]
 
 
-def pack(stored: Stored) -> NDArray[np.uint8]:
-    """The matrix in tiles; missing rows and columns are 0."""
-    if tile_kind(stored.kind) in ("f32", "bf16"):
-        return _plain(stored.data)
-    blocks = stored.data.reshape(stored.data.shape[0], -1, _BLOCKS[stored.kind])
-    blocks = _whole_tiles(blocks)
-    return _q8(blocks) if stored.kind == "Q8_0" else _q4(blocks, stored.kind)
+def lay(
+    library: Any,
+    pieces: Sequence[Stored],
+    orders: Sequence[NDArray[np.int64]],
+    turns: NDArray[np.int64],
+    to: NDArray[np.uint8],
+) -> None:
+    """Matrices of one kind, under one another, in tiles; nothing is copied but from where they lie to there.
 
-
-def _whole_tiles(data: NDArray[Any]) -> NDArray[Any]:
-    """(rows, ...) -> (tiles, 16, ...), filled up with zeros."""
-    more = padded(len(data), ROWS) - len(data)
-    data = np.concatenate([data, np.zeros((more, *data.shape[1:]), data.dtype)]) if more else data
-    return data.reshape(-1, ROWS, *data.shape[1:])
-
-
-def _plain(data: NDArray[Any]) -> NDArray[np.uint8]:
-    if more := padded(data.shape[1], GROUP) - data.shape[1]:
-        data = np.concatenate([data, np.zeros((len(data), more), data.dtype)], 1)
-    tiles = _whole_tiles(data)
-    together = 4 // data.itemsize
-    tiles = tiles.reshape(len(tiles), ROWS, -1, together).swapaxes(1, 2)
-    return _bytes(tiles)
-
-
-def _q8(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    tiles, _, groups, _ = blocks.shape
-    out = np.empty((tiles, groups, TILE_BYTES["q8"]), np.uint8)
-    values = (blocks[..., 2:] ^ 0x80).reshape(tiles, ROWS, groups, 8, 4)
-    out[..., :512] = values.transpose(0, 2, 3, 1, 4).reshape(tiles, groups, 512)
-    out[..., 512:] = _scales(blocks[..., :2])
-    return out.reshape(-1)
-
-
-def _q4(blocks: NDArray[np.uint8], kind: str) -> NDArray[np.uint8]:
-    tiles, _, groups, _ = blocks.shape
-    d = np.ascontiguousarray(blocks[..., :2])
-    if kind == "Q4_1":
-        m, packed = blocks[..., 2:4], blocks[..., 4:]
-    else:
-        # d (nibble - 8): eight times a half-precision number is one.
-        m, packed = (d.view("<f2") * np.float16(-8)).view(np.uint8), blocks[..., 2:]
-    nibbles = np.concatenate([packed & 15, packed >> 4], -1).reshape(tiles, ROWS, groups, 4, 2, 4)
-    joined = nibbles[..., 0, :] | nibbles[..., 1, :] << 4
-    out = np.empty((tiles, groups, TILE_BYTES["q4"]), np.uint8)
-    out[..., :256] = joined.transpose(0, 2, 3, 1, 4).reshape(tiles, groups, 256)
-    out[..., 256:288], out[..., 288:] = _scales(d), _scales(m)
-    return out.reshape(-1)
-
-
-def _scales(halves: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """(tiles, 16, groups, 2) -> (tiles, groups, 32)."""
-    tiles, _, groups, _ = halves.shape
-    return halves.swapaxes(1, 2).reshape(tiles, groups, 32)
-
-
-def _bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
-    return np.ascontiguousarray(values).view(np.uint8).reshape(-1)
+    Args:
+        library: the compiled pass.
+        orders: which rows of each piece in which order; -1 is a row of zeros.
+        turns: the order of all these rows.
+        to: of `nbytes`.
+    """
+    data = [p.data if p.data.strides[1] == p.data.itemsize else np.ascontiguousarray(p.data) for p in pieces]
+    # What is out of range would be read all the same.
+    assert {p.columns for p in pieces} == {pieces[0].columns}
+    assert all(order.max() < len(one) for one, order in zip(data, orders, strict=True))
+    found = [
+        np.where(order < 0, 0, one.ctypes.data + order * one.strides[0])
+        for one, order in zip(data, orders, strict=True)
+    ]
+    rows = np.zeros(padded(len(turns), ROWS), np.uintp)
+    rows[: len(turns)] = np.concatenate(found)[turns]
+    tiles = len(rows) // ROWS
+    library.sc_lay(FORMATS[pieces[0].kind], rows.ctypes.data, tiles, pieces[0].columns, to.ctypes.data)

@@ -15,21 +15,22 @@ from scantling.checkpoint.load import DescribedFolder, dtype_of
 from scantling.checkpoint.names import Link, Row, links
 from scantling.checkpoint.stored_values import as_float32, stored
 from scantling.errors import ScantlingInputError
-from scantling.native.tiles import Stored, block_bytes, quantise
+from scantling.native.tiles import FORMATS, GROUP, Stored, block_bytes, quantise
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 WIDTHS = ("stored", "f32", "bf16", "q8_0", "q4_0", "q4_1")
 """How wide matrices are held: as they are stored, or in one format for all."""
+_KINDS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_NUMBERS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
 class Weights(Protocol):
     """Matrices and vectors by the names of the state dict."""
 
-    @property
-    def key(self) -> str | None:
-        """Tells these weights from any others; None where nothing does, so that nothing is kept of them."""
+    def kind(self, name: str) -> str:
+        """How a matrix is held: the kind of what `matrix` gives, without reading it."""
 
     def matrix(self, name: str) -> Stored:
         """A matrix as it is held; of experts, theirs under one another."""
@@ -49,19 +50,22 @@ class OfNet:
 
     tensors: Mapping[str, Any]
     width: str = "stored"
-    key: str | None = None
+
+    def kind(self, name: str) -> str:
+        tensor = self.tensors[name]
+        return kind_of(str(tensor.dtype).removeprefix("torch."), tensor.shape[-1], self.width)
 
     def matrix(self, name: str) -> Stored:
-        tensor = self.tensors[name].detach()
+        tensor, kind = self.tensors[name].detach(), self.kind(name)
         tensor = tensor.reshape(-1, tensor.shape[-1])
-        stored = self.width if self.width != "stored" else str(tensor.dtype).removeprefix("torch.")
-        if stored in ("bf16", "bfloat16"):
+        if kind == "BF16":
             import torch
 
             bits = tensor.to(torch.bfloat16).contiguous().view(torch.int16).numpy().view(np.uint16)
-            return Stored("BF16", bits, tensor.shape[1])
-        values = tensor.float().numpy()
-        return as_asked(values, "f32" if self.width == "stored" else self.width)
+            return Stored(kind, bits, tensor.shape[1])
+        if kind == "F16":
+            return Stored(kind, tensor.numpy(), tensor.shape[1])
+        return as_asked(tensor.float().numpy(), self.width)
 
     def vector(self, name: str) -> NDArray[np.float32]:
         values: NDArray[np.float32] = self.tensors[name].detach().float().numpy()
@@ -77,29 +81,32 @@ class OfGGUF:
         width: see `WIDTHS`.
     """
 
-    key: str | None
-
     def __init__(
         self, header: GGUFHeader, rows: tuple[Row, ...], weights: Mapping[str, tuple[int, ...]], width: str = "stored"
     ) -> None:
         self._tensors, self._width = header.tensors, width
-        path = here(header.path)
-        state = path.stat()
-        self.key = f"{path.resolve()} {state.st_size} {state.st_mtime_ns} {width}"
         self._shapes = weights
         self._links: dict[str, Link] = {ours: link for link in links(rows, weights) for ours in link.ours}
+
+    def kind(self, name: str) -> str:
+        tensor = self._tensors[self._links[name].theirs[0]]
+        if self._width == "stored" and tensor.kind in FORMATS:
+            return tensor.kind
+        return kind_of("float32", tensor.shape[-1], self._width)
 
     def matrix(self, name: str) -> Stored:
         tensor, order = self._found(name)
         rows, columns = tensor.numel // tensor.shape[-1], tensor.shape[-1]
-        if self._width == "stored" and (size := block_bytes(tensor.kind)) is not None:
-            shape = (rows, columns // 32 * size)
-            raw = np.memmap(here(tensor.file), np.uint8, mode="r", offset=tensor.start, shape=shape).view(np.ndarray)
+        if self._width == "stored" and tensor.kind in FORMATS:
+            if (size := block_bytes(tensor.kind)) is not None:
+                number, wide = np.dtype(np.uint8), columns // 32 * size
+            else:
+                number, wide = _NUMBERS[tensor.kind], columns
+            where: Any = {"mode": "r", "offset": tensor.start, "shape": (rows, wide)}
+            raw = np.memmap(here(tensor.file), number, **where).view(np.ndarray)
             return Stored(tensor.kind, raw if order is None else raw[order], columns)
         values = dequantise(tensor).reshape(rows, columns)
-        values = values if order is None else values[order]
-        # 16 bits hold what 16 bits held; half precision has no tile of its own.
-        return as_asked(values, "f32" if self._width == "stored" else self._width)
+        return as_asked(values if order is None else values[order], self._width)
 
     def vector(self, name: str) -> NDArray[np.float32]:
         link = self._links[name]
@@ -138,17 +145,17 @@ class OfFolder:
         self._file, self._width = file, width
         self._links: dict[str, Link] = {ours: link for link in file.table for ours in link.ours}
         # One dtype for all, as a net has it.
-        self._bf16 = dtype_of(file.read)[0] == "bfloat16"
-        paths = sorted({here(info.file).resolve() for info in file.read})
-        states = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-        self.key = f"{states} {width}"
+        self._dtype = dtype_of(file.read)[0]
+
+    def kind(self, name: str) -> str:
+        return kind_of(self._dtype, self._file.weights[name][-1], self._width)
 
     def matrix(self, name: str) -> Stored:
-        values = self._loaded(name)
+        values, kind = self._loaded(name), self.kind(name)
         values = values.reshape(-1, values.shape[-1])
-        if self._width in ("stored", "bf16") and self._bf16:
-            return Stored("BF16", values, values.shape[1])
-        return as_asked(as_float32(values), "f32" if self._width == "stored" else self._width)
+        if kind != "F32" and kind == _KINDS.get(self._dtype):
+            return Stored(kind, values, values.shape[1])
+        return as_asked(as_float32(values), self._width)
 
     def vector(self, name: str) -> NDArray[np.float32]:
         return as_float32(self._loaded(name))
@@ -165,13 +172,20 @@ class OfFolder:
         return np.asarray(ours[link.ours.index(name)])
 
 
+def kind_of(dtype: str, columns: int, width: str) -> str:
+    """How a matrix of that dtype is held in one of `WIDTHS`."""
+    if width == "stored":
+        return _KINDS.get(dtype, "F32")
+    return "F32" if width.startswith("q") and columns % GROUP else width.upper()
+
+
 def as_asked(values: NDArray[np.float32], width: str) -> Stored:
     """Values (rows, columns) held in one of `WIDTHS`.
 
     Raises:
         ScantlingInputError: no such width.
     """
-    if width == "f32":
+    if width in ("f32", "stored"):
         return Stored("F32", values, values.shape[1])
     if width == "bf16":
         bits = np.ascontiguousarray(values).view(np.uint32)
