@@ -203,8 +203,10 @@ struct Worker {
     wait();
   }
 
-  // Rows of one sequence that stand together read in pieces, as large as there is work for all threads.
+  // Rows of one sequence that stand together read in pieces, as large as there is work for all threads. Where heads are
+  // as many for each thread, a thread has whole ones, and what it reads again is near.
   void look(const Layer &l) {
+    const bool whole_heads = p.kv_heads % p.threads == 0;
     const int group = p.heads / p.kv_heads;
     int piece = rows * p.kv_heads < 4 * p.threads ? 1 : group, unit = 0;
     if (rows * p.kv_heads >= 32 * p.threads) piece *= TOGETHER;
@@ -213,7 +215,7 @@ struct Worker {
       const int heads = (last - first) * group;
       for (int kv = 0; kv < p.kv_heads; kv++)
         for (int start = 0; start < heads; start += piece)
-          if (unit++ % p.threads == id) {
+          if ((whole_heads ? kv : unit++) % p.threads == id) {
             const int count = start + piece < heads ? piece : heads - start;
             for (int i = 0; i < count; i++) {
               const int b = first + (start + i) / group, h = kv * group + (start + i) % group;
