@@ -1,6 +1,8 @@
 // Attention of a pass: heads made ready and kept, then what they read.
 #pragma once
 
+#include <algorithm>
+
 #include "lanes.h"
 #include "program.h"
 #include "rows.h"
@@ -83,13 +85,19 @@ template <int N> struct Attention {
 
   // Products of queries with the keys of PAGES pages.
   template <int PAGES> void meet(int t) {
-    const float *keys[PAGES];
-    for (int u = 0; u < PAGES; u++) keys[u] = page_of(p, l.keys, slot, kv, (t + u) * LANES);
+    const float *keys[PAGES], *soon[PAGES];
+    for (int u = 0; u < PAGES; u++) {
+      keys[u] = page_of(p, l.keys, slot, kv, (t + u) * LANES);
+      soon[u] = page_of(p, l.keys, slot, kv, std::min(t + u + PAGES, to - 1) * LANES);
+    }
     Floats found[N][PAGES] = {};
     for (int i = 0; i < p.head; i++) {
       Floats key[PAGES];
 #pragma GCC unroll 2
-      for (int u = 0; u < PAGES; u++) key[u] = load<Floats>(keys[u] + (size_t)i * LANES);
+      for (int u = 0; u < PAGES; u++) {
+        key[u] = load<Floats>(keys[u] + (size_t)i * LANES);
+        __builtin_prefetch(soon[u] + (size_t)i * LANES);
+      }
 #pragma GCC unroll 16
       for (int n = 0; n < N; n++) {
         const Floats one = all(turned[i * N + n]);
@@ -144,11 +152,15 @@ template <int N> struct Attention {
     Floats mixed[N][PARTS] = {};
     for (int t = from; t < to; t++) {
       const float *page = page_of(p, l.values, slot, kv, t * LANES) + part * LANES, *of = scores + (size_t)t * LANES;
+      const float *soon = page_of(p, l.values, slot, kv, std::min(t + 1, to - 1) * LANES) + part * LANES;
       const int a = t == from ? start % LANES : 0, z = t == to - 1 ? (end - 1) % LANES + 1 : LANES;
       for (int s = a; s < z; s++) {
         Floats v[PARTS];
 #pragma GCC unroll 4
-        for (int i = 0; i < PARTS; i++) v[i] = load<Floats>(page + (size_t)s * p.head + i * LANES);
+        for (int i = 0; i < PARTS; i++) {
+          v[i] = load<Floats>(page + (size_t)s * p.head + i * LANES);
+          __builtin_prefetch(soon + (size_t)s * p.head + i * LANES);
+        }
 #pragma GCC unroll 16
         for (int n = 0; n < N; n++) {
           const Floats one = all(of[n * stride + s]);

@@ -205,8 +205,10 @@ struct Worker {
     wait();
   }
 
-  // Rows of one sequence that stand together read in pieces, as large as there is work for all threads.
+  // Rows of one sequence that stand together read in pieces, as large as there is work for all threads. Where heads are
+  // as many for each thread, a thread has whole ones, and what it reads again is near.
   void look(const Layer &l) {
+    const bool whole_heads = p.kv_heads % p.threads == 0;
     const int group = p.heads / p.kv_heads;
     int piece = rows * p.kv_heads < 4 * p.threads ? 1 : group, unit = 0;
     if (rows * p.kv_heads >= 32 * p.threads) piece *= TOGETHER;
@@ -215,7 +217,7 @@ struct Worker {
       const int heads = (last - first) * group;
       for (int kv = 0; kv < p.kv_heads; kv++)
         for (int start = 0; start < heads; start += piece)
-          if (unit++ % p.threads == id) {
+          if ((whole_heads ? kv : unit++) % p.threads == id) {
             const int count = start + piece < heads ? piece : heads - start;
             for (int i = 0; i < count; i++) {
               const int b = first + (start + i) / group, h = kv * group + (start + i) % group;
@@ -313,13 +315,14 @@ struct Worker {
     if (by_rows) share(rows, a, z);
     share(l.router.n / LANES, first, last);
     if (by_rows) first = 0, last = l.router.n / LANES;
-    product(l.router, first, last, in.from(a), z - a, s.sent.logits.data() + (size_t)a * l.router.n, l.router.n, quantised);
+    float *logits = s.sent.logits.data();
+    product(l.router, first, last, in.from(a), z - a, logits + (size_t)a * l.router.n, l.router.n, quantised);
     if (l.shared_gate.data && (by_rows || id == 0))
       product(l.shared_gate, 0, 1, in.from(a), z - a, s.sent.shares.data() + a * LANES, LANES, quantised);
     if (!by_rows) wait();
     share(rows, a, z);
     for (int b = a; b < z; b++)
-      choose(l, s.sent.logits.data() + (size_t)b * l.router.n, s.sent.picked.data() + (size_t)b * l.chosen,
+      choose(l, logits + (size_t)b * l.router.n, s.sent.picked.data() + (size_t)b * l.chosen,
              s.sent.kept.data() + (size_t)b * l.chosen);
     wait();
     own.order.sort(l, s.sent.picked.data(), rows);
@@ -349,9 +352,9 @@ struct Worker {
     int a = 0, z = count;
     if (together) share(count, a, z);
     for (const Order::Span &span : own.order.spans)
-      for (int b = std::max(a, span.first); b < std::min(z, span.first + span.rows); b++)
-        made.put_row(m.down, s.sent.hidden.data() + b * s.sent.hidden_width, whole(m.d_ff), span.start + b - span.first,
-                     span.rows, quantised);
+      for (int b = std::max(a, span.first), end = std::min(z, span.first + span.rows); b < end; b += BESIDE)
+        made.put_rows(m.down, s.sent.hidden.data() + b * s.sent.hidden_width, s.sent.hidden_width, whole(m.d_ff),
+                      std::min(BESIDE, end - b), span.start + b - span.first, span.rows, quantised);
     if (together) wait();
     return made;
   }
@@ -513,7 +516,7 @@ void sc_start(Program *p, float *scratch, long widest) {
   for (Own &own : pool->own) {
     // With more rows than that the threads make them together.
     own.rows.make_room(4 * p->threads < MOST_ROWS ? 4 * p->threads : MOST_ROWS, widest);
-    own.line.resize(widest + GROUP), own.readers.resize(TOGETHER * (p->heads / p->kv_heads));
+    own.line.resize(BESIDE * widest + GROUP), own.readers.resize(TOGETHER * (p->heads / p->kv_heads));
     own.scores.resize(TOGETHER * (scores_of(p->capacity) + p->head));
   }
   for (int i = 0; i < p->layers; i++)

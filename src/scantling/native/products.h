@@ -175,16 +175,21 @@ void many(const Matrix &m, int tile, const Read &in, int rows, float *y, size_t 
   alignas(64) float totals[MOST_ROWS * TILES * LANES];
   alignas(64) Panel<TILES> panel;
   begin<TILES>(m, tile, rows, totals);
+  constexpr int FAR = bytes > 1024 ? 2 * bytes : 2048;
+  // Only some lines can be on their way at once, and more would be waited for: each block of rows asks for a part.
+  const int blocks = (rows + MOST_BLOCK - 1) / MOST_BLOCK, each = ((int)bytes / 64 + blocks - 1) / blocks * 64;
   for (int g = 0; g < groups; g++) {
     for (int u = 0; u < TILES; u++) {
       const uint8_t *from = p + ((size_t)u * groups + g) * bytes;
-      ahead<2048>(from, bytes);
       columns<KIND, 1>(from, 0, [&](Floats w, int i, int) { store(panel.w + (i * TILES + u) * LANES, w); });
       panel.scale[u] = scale_of<KIND>(from), panel.least[u] = least_of<KIND>(from);
     }
     const size_t at = (size_t)g * in.side_by_side;
-    for (int b = 0; b < rows; b += MOST_BLOCK)
+    const uint8_t *soon = p + g * bytes;
+    for (int b = 0, left = (int)bytes; b < rows; b += MOST_BLOCK, soon += each, left -= each) {
+      for (int u = 0; left > 0 && u < TILES; u++) ahead<FAR>(soon + u * groups * bytes, left < each ? left : each);
       up_to<KIND, TILES>(rows - b, panel, in.x + (at + b) * GROUP, in.sums + at + b, totals + b * TILES * LANES);
+    }
   }
   finish<TILES>(totals, tile, rows, y, stride);
 }

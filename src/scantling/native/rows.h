@@ -48,6 +48,9 @@ struct Read {
   }
 };
 
+// Rows that are put side by side at once: a row's groups lie in pages of their own, which are many.
+constexpr int BESIDE = 8;
+
 struct Rows {
   std::vector<float> x, sums, scales;
   std::vector<int8_t> q;
@@ -89,26 +92,30 @@ struct Rows {
     counts[at] = -128 * (int32_t)count;
   }
 
-  // The rows [a, z) of `rows`, normed where there is a norm, for a product with m. `line` has room for one.
+  // The rows [a, z) of `rows`, normed where there is a norm, for a product with m. `line` has room for BESIDE of them.
   void prepare(const Matrix &m, const float *from, size_t stride, int n, int a, int z, int rows, const Norm &by,
                bool quantised, float *line) {
-    for (int b = a; b < z; b++) {
-      const float *row = from + b * stride;
-      if (by.kind) norm(row, by, line), row = line;
-      put_row(m, row, n, b, rows, quantised);
+    for (int b = a; b < z; b += BESIDE) {
+      const int count = std::min(BESIDE, z - b);
+      const float *first = from + b * stride;
+      for (int i = 0; by.kind && i < count; i++) norm(first + i * stride, by, line + i * stride);
+      put_rows(m, by.kind ? line : first, stride, n, count, b, rows, quantised);
     }
   }
 
-  // A row of n numbers, whose groups begin at `at`, beside others of `rows`.
-  void put_row(const Matrix &m, const float *row, int n, size_t at, int rows, bool quantised) {
-    for (int i = 0; i < m.k; i += GROUP, at += apart(rows)) {
-      const int left = n - i;
-      Floats low = load<Floats>(row + i), high{};
-      if (left > LANES) high = load<Floats>(row + i + LANES);
-      if (left < LANES) low = first_of(low, left);
-      else if (left < GROUP) high = first_of(high, left - LANES);
-      put(m, at, low, high, quantised);
-    }
+  // Up to BESIDE rows of n numbers, whose groups begin at `at`, beside others of `rows`.
+  void put_rows(const Matrix &m, const float *from, size_t stride, int n, int count, size_t at, int rows,
+                bool quantised) {
+    for (int i = 0; i < m.k; i += GROUP, at += apart(rows))
+      for (int b = 0; b < count; b++) {
+        const float *row = from + b * stride + i;
+        const int left = n - i;
+        Floats low = load<Floats>(row), high{};
+        if (left > LANES) high = load<Floats>(row + LANES);
+        if (left < LANES) low = first_of(low, left);
+        else if (left < GROUP) high = first_of(high, left - LANES);
+        put(m, at + b, low, high, quantised);
+      }
   }
 
   // Some rows of others, which a product with m read or could have read.
