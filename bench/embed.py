@@ -23,7 +23,7 @@ from race import machine, race, report
 import scantling
 from scantling.checkpoint.find import default_encoder
 
-SIZES = (8, 16, 32, 64)
+SIZES = (4, 8, 16, 32, 64)
 
 
 def texts(count: int, least: int, most: int) -> list[str]:

@@ -118,6 +118,28 @@ def test_many_texts_go_through_laid_out_matrices_and_give_what_each_gives_alone(
     assert (kinds.count(_Product), kinds.count(_Widened)) == (6 * 6 + 1, 6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_batches_side_by_side_give_what_each_gives_alone(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four full batches on two streams and a shorter one behind them, whose rows are padded."""
+    import threading
+
+    from scantling.generate import embed
+
+    lm = sc.load(default_encoder(), dtype=dtype)
+    texts = [TEXTS[4]] * 60 + TEXTS[:3] * 2
+    pad, threads, seen = embed.prepare, torch.get_num_threads(), []
+    monkeypatch.setattr(embed, "prepare", lambda *each: (seen.append(threading.current_thread().name), pad(*each))[1])
+    torch.set_num_threads(1)
+    serial = lm.embed(texts)
+    torch.set_num_threads(2)
+    try:
+        apart = lm.embed(texts)
+    finally:
+        torch.set_num_threads(threads)
+    assert {name.partition("_")[0] for name in seen} == {"MainThread", "scantling-stream"}
+    torch.testing.assert_close(apart, serial, atol=1e-6, rtol=0)
+
+
 def test_vectors_of_many_texts_are_edited_as_those_of_few(minilm: Any) -> None:
     """Whether the matrices were laid out before the edit or not; and after it all is as before."""
     from scantling.lens import edited

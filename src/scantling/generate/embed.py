@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,12 +12,16 @@ from torch import Tensor
 
 from scantling.errors import ScantlingInputError
 from scantling.generate.laid_out import can, hooked, laid_out
+from scantling.generate.streams import side_by_side
 from scantling.parts.heads import Head, Labels, TextVector
 from scantling.passes import Given, prepare
 from scantling.tensor.context import Context
 
 if TYPE_CHECKING:
     from scantling.model import Model
+
+Batch: TypeAlias = tuple[list[int], Tensor, Tensor | None]
+"""Numbers of rows, their ids (B, T), and the mask (B, T) where there is padding."""
 
 MOST_TOKENS = 1024
 """Of a batch, padding included; more rows do not make matrix products faster, and their activations leave the cache."""
@@ -137,9 +141,7 @@ class _Around:
         return row[: limit - len(self.behind)] + self.behind
 
 
-def batches(
-    model: Model, rows: Sequence[list[int]], batch_size: int | None = None
-) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
+def batches(model: Model, rows: Sequence[list[int]], batch_size: int | None = None) -> Iterator[Batch]:
     """Rows of like length together: their numbers, ids (B, T) padded on the right, and the mask (B, T).
 
     The mask is None where the rows of a batch are equally long: attention without one is faster.
@@ -200,14 +202,20 @@ def vectors(
     if compiled and hooked(model.net):
         raise ScantlingInputError("compiled code would not notice that the net is watched or edited: leave it out")
     run = _compiled(model.net) if compiled else model.net
-    with torch.inference_mode():
-        for chosen, ids, mask in batches(model, rows, batch_size):
+
+    def found(batch: Batch) -> Tensor:
+        _, ids, mask = batch
+        with torch.inference_mode():
             if head:
-                found = run(*prepare(model, ids, Given(mask))).float()
-            else:
-                context = Context.of(ids, padding=None if mask is None else mask.bool())
-                found = context.unit(context.pool(model.hidden(ids, mask)[-1].cpu().float(), "mean"))
-            out[chosen] = found.cpu()
+                return run(*prepare(model, ids, Given(mask))).float().cpu()  # type: ignore[no-any-return]
+            context = Context.of(ids, padding=None if mask is None else mask.bool())
+            return context.unit(context.pool(model.hidden(ids, mask)[-1].cpu().float(), "mean"))
+
+    jobs = list(batches(model, rows, batch_size))
+    apart = model.device.type == "cpu" and not compiled and not hooked(model.net)
+    made = side_by_side(found, jobs, [ids.numel() for _, ids, _ in jobs]) if apart else map(found, jobs)
+    for (chosen, _, _), some in zip(jobs, made, strict=True):
+        out[chosen] = some
     return out
 
 
