@@ -77,7 +77,8 @@ def test_experts_stay_in_the_blocks_of_the_file(dtype: str, tmp_path: Path) -> N
     torch.testing.assert_close(found, whole.logits(text)[0], atol=2e-5, rtol=1e-4)
     experts = [tensor for name, tensor in read_gguf(path).tensors.items() if "_exps" in name]
     assert {tensor.kind for tensor in experts} == {dtype.upper()}
-    held = sum(part.data.nbytes for layer in lm.packed.weights.layers for part in (layer.up, layer.down))
+    mlps = [layer.mlp for layer in lm.packed.weights.layers]
+    held = sum(part.data.nbytes for mlp in mlps for part in (mlp.up, mlp.down))
     # A tile says each block's least value beside its step, as Q4_0 need not.
     assert held == sum(tensor.nbytes for tensor in experts) * (20 if dtype == "q4_0" else 18) // 18
     assert not lm.is_built
