@@ -127,16 +127,21 @@ def test_batches_side_by_side_give_what_each_gives_alone(dtype: str, monkeypatch
 
     lm = sc.load(default_encoder(), dtype=dtype)
     texts = [TEXTS[4]] * 60 + TEXTS[:3] * 2
-    pad, threads, seen = embed.prepare, torch.get_num_threads(), []
-    monkeypatch.setattr(embed, "prepare", lambda *each: (seen.append(threading.current_thread().name), pad(*each))[1])
-    torch.set_num_threads(1)
-    serial = lm.embed(texts)
-    torch.set_num_threads(2)
+    prepare, threads, seen = embed.prepare, torch.get_num_threads(), set[str]()
+
+    def watched(lm: Any, ids: Any, given: Any) -> Any:
+        seen.add(threading.current_thread().name.partition("_")[0])
+        return prepare(lm, ids, given)
+
+    monkeypatch.setattr(embed, "prepare", watched)
     try:
+        torch.set_num_threads(1)
+        serial = lm.embed(texts)
+        torch.set_num_threads(2)
         apart = lm.embed(texts)
     finally:
         torch.set_num_threads(threads)
-    assert {name.partition("_")[0] for name in seen} == {"MainThread", "scantling-stream"}
+    assert seen == {"MainThread", "scantling-stream"}
     torch.testing.assert_close(apart, serial, atol=1e-6, rtol=0)
 
 
@@ -258,7 +263,7 @@ def test_of_texts_that_are_cut_only_one_is_read_twice(minilm: Any, monkeypatch: 
 
     texts = [f"{number} " + "bottles of beer [SEP] on the wall [MASK] " * number for number in range(1, 90)]
     bare = [minilm.tokenizer.encode(text, add_special=False) for text in texts]
-    encode, read = minilm.tokenizer.encode, []
+    encode, read = minilm.tokenizer.encode, list[str]()
 
     def watched(text: str, *, add_special: bool = True) -> list[int]:
         read.append(text)
