@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import cast
 
@@ -23,6 +24,7 @@ class Groups:
     def __init__(self, experts: Tensor, n_experts: int) -> None:
         """experts: (..., top_k) expert ids."""
         self.shape = experts.shape
+        self._known: list[tuple[int, int, int]] | None = None
         flat = experts.flatten()
         self.order = flat.argsort(stable=True)
         places = torch.arange(flat.numel(), device=flat.device)
@@ -39,11 +41,18 @@ class Groups:
         if x.device.type == "meta":
             # Any one expert has the right shape and cost for all rows; torch's own counter then counts it.
             return F.linear(x, weight[0], None if bias is None else bias[0])
-        out = cast(Tensor, grouped_linear(x, weight, self.ends))
+        # An operator's way to its code takes as long as the products of one token.
+        direct = not torch.is_grad_enabled() and type(x) is Tensor and not torch.compiler.is_compiling()
+        out = _products(x, weight, self._spans()) if direct else cast(Tensor, grouped_linear(x, weight, self.ends))
         if bias is None:
             return out
         rows = torch.arange(x.shape[0], device=x.device)
         return out + bias[torch.searchsorted(self.ends, rows, right=True)]
+
+    def _spans(self) -> list[tuple[int, int, int]]:
+        if self._known is None:
+            self._known = _spans(self.ends)
+        return self._known
 
     def combine(self, out: Tensor, kept: Tensor) -> Tensor:
         """out (R, d) in sorted order, kept (..., top_k) weights -> (..., d)."""
@@ -54,8 +63,13 @@ class Groups:
 @torch.library.custom_op("scantling::grouped_linear", mutates_args=())
 def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """x (R, d_in) sorted by expert, weight (E, d_out, d_in), ends (E,) -> (R, d_out)."""
+    return _products(x, weight, _spans(ends))
+
+
+def _products(x: Tensor, weight: Tensor, spans: Iterable[tuple[int, int, int]]) -> Tensor:
+    """Each expert's rows, [start, end) of x, by its matrix."""
     out = x.new_empty(x.shape[0], weight.shape[1])
-    for expert, start, end in _spans(ends):
+    for expert, start, end in spans:
         torch.mm(x[start:end], weight[expert].T, out=out[start:end])
     return out
 
