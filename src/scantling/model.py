@@ -147,8 +147,11 @@ class Model:
             document_ids,
             decoder_document_ids,
         )
-        with torch.no_grad():
-            return self.net(*prepare(self, ids, given, kernel)).float()  # type: ignore[no-any-return]
+        from scantling.tensor.pages import for_pass
+
+        read, *rest = prepare(self, ids, given, kernel)
+        with torch.no_grad(), for_pass(read.device, read.numel()):
+            return self.net(read, *rest).float()  # type: ignore[no-any-return]
 
     def hidden(
         self,

@@ -388,7 +388,7 @@ def test_slow_narrow_products_are_told(monkeypatch: pytest.MonkeyPatch, narrow: 
 KEPT = """
 from resource import RUSAGE_SELF, getrusage
 import torch
-from scantling.train.pages import kept_pages
+from scantling.tensor.pages import kept_pages
 
 def faults():
     before = getrusage(RUSAGE_SELF).ru_minflt

@@ -27,6 +27,7 @@ from scantling.generate.room import check_writes
 from scantling.generate.session import follows_length, positioned, renewals
 from scantling.tensor.context import Context
 from scantling.tensor.paged import PagedCache
+from scantling.tensor.pages import for_pass
 
 if TYPE_CHECKING:
     from scantling.generate.compiled import Paged
@@ -233,7 +234,8 @@ class Engine:
             prefixes = torch.tensor([len(handle.begins) for handle in handles], device=ids.device)
         rows = self._pages.rows(handles)
         ctx = Context.of(ids, positions=positions, cache=rows, last_only=True, prefix_lengths=prefixes)
-        logits: Tensor = self.model.net(ids, ctx, sources)[:, -1]
+        with for_pass(ids.device, ids.numel() + (0 if sources is None else sources.numel())):
+            logits: Tensor = self.model.net(ids, ctx, sources)[:, -1]
         return logits
 
     def _stepped(self, step: Paged, handles: Sequence[Handle], ids: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from scantling.errors import ScantlingInputError
 from scantling.generate.session import check_chunk
 from scantling.tensor.context import Context
+from scantling.tensor.pages import for_pass
 
 if TYPE_CHECKING:
     from scantling.generate.compiled import Compiled
@@ -124,7 +125,8 @@ class CompiledSession:
             positions = self._pasts[:, None] + torch.arange(tokens, device=ids.device)
         ctx = Context.of(ids, positions=positions, cache=cache, last_only=last_only, prefix_lengths=prefixes)
         ctx.last_at = last_at
-        logits: Tensor = self.model.net(ids, ctx, None)
+        with for_pass(ids.device, ids.numel()):
+            logits: Tensor = self.model.net(ids, ctx, None)
         self._advance(tokens)
         return logits
 

@@ -16,6 +16,7 @@ from scantling.generate.streams import side_by_side
 from scantling.parts.heads import Head, Labels, TextVector
 from scantling.passes import Given, prepare
 from scantling.tensor.context import Context
+from scantling.tensor.pages import for_pass
 
 if TYPE_CHECKING:
     from scantling.model import Model
@@ -214,8 +215,9 @@ def vectors(
     jobs = list(batches(model, rows, batch_size))
     apart = model.device.type == "cpu" and not compiled and not hooked(model.net)
     made = side_by_side(found, jobs, [ids.numel() for _, ids, _ in jobs]) if apart else map(found, jobs)
-    for (chosen, _, _), some in zip(jobs, made, strict=True):
-        out[chosen] = some
+    with for_pass(model.device, sum(map(len, rows))):
+        for (chosen, _, _), some in zip(jobs, made, strict=True):
+            out[chosen] = some
     return out
 
 

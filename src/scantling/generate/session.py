@@ -17,6 +17,7 @@ from scantling.generate.room import check_writes, room
 from scantling.parts.part import Workload
 from scantling.parts.rope import Dynamic
 from scantling.tensor.context import Context
+from scantling.tensor.pages import for_pass
 
 if TYPE_CHECKING:
     from scantling.generate.compiled_session import CompiledSession
@@ -184,7 +185,8 @@ class Session:
         if self.source is not None:
             ctx.source_padding = self.source.padding
             read = None if self.filled else self.source.ids
-        logits: Tensor = (net or self.model.net)(ids, ctx, read)
+        with for_pass(ids.device, ids.numel() + (0 if read is None else read.numel())):
+            logits: Tensor = (net or self.model.net)(ids, ctx, read)
         self.cache.advance(ids.shape[1])
         self.filled = end
         return logits if last_only else logits[:, -new:]

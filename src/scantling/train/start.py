@@ -15,6 +15,7 @@ from scantling.data import Corpus
 from scantling.errors import ScantlingInputError
 from scantling.loading import load
 from scantling.model import Model
+from scantling.tensor.pages import kept_pages
 from scantling.train import checkpoints, division, settings, state
 from scantling.train.balance import Balance
 from scantling.train.ema import Ema
@@ -23,7 +24,6 @@ from scantling.train.keeping import Keeping
 from scantling.train.lora import Adapters
 from scantling.train.meter import Meter
 from scantling.train.optim import Optimizers, groups
-from scantling.train.pages import kept_pages
 from scantling.train.ranks import Ranks
 from scantling.train.run import Run, Summary
 from scantling.train.signals import stopping
