@@ -10,22 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.commands import answer, call
 from tests.conftest import DATA, GOLDEN
 
 from scantling.cards import presets
-from scantling.cli.main import VERBS, _run
-
-
-def call(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    status = _run(list(args))
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
-
-def answer(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
-    status, out, err = call(capsys, *args, "--json")
-    assert (status, err) == (0, "")
-    return json.loads(out)
+from scantling.cli.main import VERBS
 
 
 def test_count(capsys: pytest.CaptureFixture[str]) -> None:
