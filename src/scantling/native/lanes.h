@@ -1,6 +1,8 @@
 // Functions of sixteen numbers side by side.
 #pragma once
 
+#include <initializer_list>
+
 #include "wide.h"
 
 namespace {
