@@ -309,7 +309,7 @@ def test_engines_that_cannot_be(lm: Any) -> None:
         Limits(positions=8)
     with pytest.raises(sc.ScantlingInputError, match="a cache of 15 positions has no block of 16"):
         Limits(sources=15)
-    with pytest.raises(sc.ScantlingInputError, match="None is no model; give what scantling.load returns"):
+    with pytest.raises(sc.ScantlingInputError, match="None is no model"):
         Engine(None)  # type: ignore[arg-type]
     with pytest.raises(sc.ScantlingInputError, match="limits is 'x'"):
         Engine(lm, "x")  # type: ignore[arg-type]
