@@ -78,7 +78,7 @@ class Model:
 
     @property
     def is_built(self) -> bool:
-        """Whether the net is there; one that is not will be on the CPU and in float32."""
+        """Whether the net is there; one that is not will be on the CPU, in the dtype of the card."""
         return "net" in self.__dict__
 
     def ids(self, ids: Ids) -> Tensor:

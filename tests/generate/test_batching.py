@@ -309,6 +309,12 @@ def test_engines_that_cannot_be(lm: Any) -> None:
         Limits(positions=8)
     with pytest.raises(sc.ScantlingInputError, match="a cache of 15 positions has no block of 16"):
         Limits(sources=15)
+    with pytest.raises(sc.ScantlingInputError, match="None is no model"):
+        Engine(None)  # type: ignore[arg-type]
+    with pytest.raises(sc.ScantlingInputError, match="limits is 'x'"):
+        Engine(lm, "x")  # type: ignore[arg-type]
+    with pytest.raises(sc.ScantlingInputError, match="invariant is 'no'; True or False is needed"):
+        Limits(invariant="no")  # type: ignore[arg-type]
     with pytest.raises(sc.ScantlingInputError, match="not finished"):
         Engine(lm).submit(Request([1])).result()
 

@@ -238,6 +238,8 @@ def test_text_with_drafts(smollm: Any) -> None:
         (lambda lm: Drafting(layers=1, lookup=2), "name one"),
         (lambda lm: Drafting(lookup=0), "draft lookup is 0"),
         (lambda lm: Drafting(lookup=2, count=65), "draft count is 65"),
+        (lambda lm: Drafting(model="x"), "draft model is 'x'; give what scantling.load returns"),
+        (lambda lm: Drafting(lookup=2, switch="no"), "draft switch is 'no'; True or False is needed"),
         (lambda lm: Drafting(lookup=2, rule="hope"), "unknown rule of acceptance 'hope'"),
         (lambda lm: drafted(lm, [1, 2], 4, Sampling(), Drafting(layers=2)), "from 1 to 1 is needed"),
         (

@@ -48,6 +48,14 @@ class Engine:
     """
 
     def __init__(self, model: Model, limits: Limits | None = None) -> None:
+        """
+        Raises:
+            ScantlingInputError: no model that writes text, or no limits.
+        """
+        if not hasattr(model, "card") or not hasattr(model, "parts"):
+            raise ScantlingInputError(f"{model!r} is no model; give what scantling.load returns")
+        if limits is not None and not isinstance(limits, Limits):
+            raise ScantlingInputError(f"limits is {limits!r}; a scantling.generate.Limits is needed")
         check_writes(model)
         self.model, self.limits = model, limits or Limits()
         self.waiting: deque[Handle] = deque()

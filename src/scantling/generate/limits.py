@@ -37,6 +37,8 @@ class Limits:
         for name, value in (given | {"sources": self.of_sources}).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ScantlingInputError(f"{name} is {value!r}; a whole number of at least 1 is needed")
+        if not isinstance(self.invariant, bool):
+            raise ScantlingInputError(f"invariant is {self.invariant!r}; True or False is needed")
         if (least := min(self.positions, self.of_sources)) < self.block:
             raise ScantlingInputError(f"a cache of {least} positions has no block of {self.block}")
 

@@ -61,6 +61,10 @@ class Drafting:
     def __post_init__(self) -> None:
         if sum(one is not None for one in (self.model, self.layers, self.lookup)) != 1:
             raise ScantlingInputError("drafts come from a model, from the first layers, or from a lookup: name one")
+        if self.model is not None and not hasattr(self.model, "parts"):
+            raise ScantlingInputError(f"draft model is {self.model!r}; give what scantling.load returns")
+        if not isinstance(self.switch, bool):
+            raise ScantlingInputError(f"draft switch is {self.switch!r}; True or False is needed")
         for name in ("count", "lookup"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 64):
