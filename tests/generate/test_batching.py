@@ -62,6 +62,32 @@ def test_requests_that_join_and_leave_give_what_each_gives_alone(name: str) -> N
             assert name == "phi3-longrope-long"  # by design: a row that is short on its own has the short factors
 
 
+@pytest.mark.parametrize("name", ["llama-gqa", "marian"])
+@pytest.mark.parametrize("failing", [0, 1, 2, 5])
+def test_a_pass_that_fails_loses_no_request(name: str, failing: int) -> None:
+    """Memory that is not there for one pass, of a prompt or of a step: the next run does all that was asked."""
+    lm = sc.load(GOLDEN / "tiny" / name)
+    engine = Engine(lm, Limits(rows=3, positions=120, block=4, chunk=6))
+    prompts = [[5, 9, 3, 7, 11, 4, 8, 6], [12, 5], [7, 7, 9]]
+    handles = [engine.submit(Request(prompt, 6, options=ON)) for prompt in prompts]
+    passes = 0
+
+    def fail(*_: Any) -> None:
+        nonlocal passes
+        passes += 1
+        if passes == failing + 1:
+            raise RuntimeError("not enough memory")
+
+    hook = lm.net.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="not enough memory"):
+        engine.run()
+    hook.remove()
+    engine.run()
+    wanted = [lm.generate([prompt], 6, options=ON)[0, -6:].tolist() for prompt in prompts]
+    assert [handle.ids for handle in handles] == wanted
+    assert engine.blocks.free == engine.blocks.count
+
+
 def test_a_crossing_of_longrope_is_each_requests_own() -> None:
     position = {
         "kind": "rope",

@@ -398,6 +398,8 @@ def faults():
 
 with kept_pages(2**27) as kept:
     faults()
+    with kept_pages(2**20):
+        pass
     inside = min(faults() for _ in range(5))
 print(kept, inside, faults())
 """

@@ -146,7 +146,13 @@ class Engine:
             ids = torch.tensor([one.whole[one.past : one.past + new] for one in group], device=device)
             sources = sources_of(group, device)
             left -= ids.numel() if sources is None else sources.numel()
-            for handle, logits in zip(group, self._pass(group, ids, sources)[:, None], strict=True):
+            try:
+                read = self._pass(group, ids, sources)
+            except BaseException:
+                # Out of memory, or interrupted: nothing of the pass counts, and the requests are still there.
+                self.prefilling.extendleft(reversed(group))
+                raise
+            for handle, logits in zip(group, read[:, None], strict=True):
                 if handle.past < len(handle.whole):
                     self.prefilling.append(handle)
                     continue

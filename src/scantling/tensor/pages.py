@@ -31,10 +31,10 @@ OF_A_PASS = 2**26
 
 
 class _Depth:
-    """How many pieces of work are under way, in all threads."""
+    """How many pieces of work are under way, in all threads, and whether their pages are kept."""
 
     def __init__(self) -> None:
-        self.lock, self.count = Lock(), 0
+        self.lock, self.count, self.kept = Lock(), 0, False
 
 
 _DEPTH = _Depth()
@@ -60,12 +60,13 @@ def kept_pages(nbytes: int) -> Iterator[bool]:
         yield False
         return
     with _DEPTH.lock:
-        kept = _DEPTH.count > 0 or all(library.mallopt(key, value) for key, value in _KEEPING.items())
+        if not _DEPTH.count:
+            _DEPTH.kept = all(library.mallopt(key, value) for key, value in _KEEPING.items())
+            if _DEPTH.kept:
+                _prefer_large(library, nbytes)
         _DEPTH.count += 1
-        if kept and _DEPTH.count == 1:
-            _prefer_large(library, nbytes)
     try:
-        yield kept
+        yield _DEPTH.kept
     finally:
         with _DEPTH.lock:
             _DEPTH.count -= 1
