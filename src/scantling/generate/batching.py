@@ -93,8 +93,11 @@ class Engine:
         """
         if not isinstance(request, Request):
             raise ScantlingInputError(f"{request!r} is no request; give a scantling.generate.Request")
+        return self._queue(Handle(self.model, request))
+
+    def _queue(self, handle: Handle) -> Handle:
         self._submitted += 1
-        handle = Handle(self.model, request, self._submitted)
+        handle.number = self._submitted
         self._pages.check(handle)
         self.waiting.append(handle)
         return handle
@@ -270,7 +273,7 @@ def in_order(model: Model, requests: Sequence[Request], rows: int = 16) -> Itera
     """
     asked = [Handle(model, request) for request in requests]
     engine = Engine(model, Limits.for_all([(one.most, len(one.source)) for one in asked], rows))
-    for handle in [engine.submit(request) for request in requests]:
+    for handle in [engine._queue(one) for one in asked]:
         while not handle.finished:
             engine.step()
         if handle.error is not None:

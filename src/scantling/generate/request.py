@@ -64,8 +64,7 @@ class Handle:
         root, chain: what its first block, and the next one, are known by.
     """
 
-    def __init__(self, model: Model, request: Request, number: int = 0) -> None:
-        """number: by which an engine knows who came first."""
+    def __init__(self, model: Model, request: Request) -> None:
         options = request.options
         if options.keeping is not None or options.chunk is not None:
             raise ScantlingInputError("keeping and chunk are settings of the engine and not of a request")
@@ -97,7 +96,7 @@ class Handle:
         self._reason, self._unread, self._cancelled = "", "", False
         self._submitted = self._first = self._ended = time.perf_counter()
         self._cache_bytes = 0
-        self.number = number
+        self.number = 0
         self.error: ScantlingError | None = None
         self.ids: list[int] = []
         self.table, self.source_table = list[int](), list[int]()
